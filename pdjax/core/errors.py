@@ -1,0 +1,23 @@
+"""Typed errors of the hand-off: each carries room, peer and reason, and says what to do."""
+
+from __future__ import annotations
+
+
+class PDError(Exception):
+    """status: what the HTTP leg answers (400 bad or duplicate, 503 anything that a retry may cure)."""
+
+    def __init__(self, message: str, *, reason: str, status: int = 503, room: int | None = None, peer: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.reason = reason
+        self.status = status
+        self.room = room
+        self.peer = peer
+
+    def __str__(self) -> str:
+        where = [f"room={self.room}"] * (self.room is not None) + [f"peer={self.peer}"] * bool(self.peer)
+        return " ".join([f"{self.reason}:", self.message, *where])
+
+
+class ConfigError(Exception):
+    """A wrong setting: one line that names it and says what to change; the command exits with code 2."""

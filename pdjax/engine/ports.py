@@ -1,0 +1,212 @@
+"""What a manager and a scheduler need from the world, as protocols.
+
+Real parts and simulated ones implement the same protocol and pass the same contract tests (design §3): no fake
+behaves better than the real part. Must never import JAX.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from pdjax.core.pools import Part, PoolTransferSpec
+from pdjax.engine.base import Packed
+
+# ---------------------------------------------------------------- transport
+
+
+@dataclass(frozen=True)
+class PullDone:
+    """A pull that was not abandoned has ended. errors[i] is None when part i is here, verified, right."""
+
+    pull_id: int
+    arrays: Sequence[Any]
+    errors: tuple[str | None, ...]
+    seconds: float
+
+
+@dataclass(frozen=True)
+class PullSettled:
+    """An abandoned pull can touch P's bytes no more (it completed, failed, or its peer was dropped)."""
+
+    pull_id: int
+
+
+TransportEvent = PullDone | PullSettled
+
+
+class Transport(Protocol):
+    """Moves packed arrays. ``peer`` is an opaque key that names one life of one peer: ``instance_id:epoch``.
+
+    No method blocks. Events go to the sink given to ``start``, from any thread.
+    """
+
+    def start(self, sink: Callable[[TransportEvent], None]) -> None: ...
+
+    def offer(self, peer: str, uuid: int, packed: Packed) -> None:
+        """P: register the arrays under uuid on that peer's own server. A uuid seen before raises ValueError."""
+
+    def address_for(self, peer: str) -> str:
+        """P: "ip:port" of that peer's server, started if need be."""
+
+    def withdraw(self, peer: str, uuid: int, life_s: float) -> None:
+        """P: fence the uuid: a pull in flight ends right, a later one fails on every part. Repeatable."""
+
+    def pull(self, peer: str, address: str, uuid: int, parts: Sequence[Part]) -> int:
+        """D: start pulling into temporary buffers; the returned id is in the event that ends it."""
+
+    def abandon(self, pull_id: int) -> None:
+        """D: lose interest. PullSettled follows when the pull is quiescent; PullDone does not."""
+
+    def drop_peer(self, peer: str) -> None:
+        """Give up that peer's server, connection and abandoned pulls (which settle now)."""
+
+    def tick(self) -> None:
+        """Make the transport's own lazy timeouts fire (facts/transfer, rule 5)."""
+
+    def close(self, wait_s: float) -> None:
+        """Withdraw everything, wait at most wait_s for bytes in flight, stop."""
+
+
+# ---------------------------------------------------------------- side channel
+
+
+@dataclass(frozen=True)
+class FrameIn:
+    address: str
+    frame: bytes
+
+
+@dataclass(frozen=True)
+class Refused:
+    """Nobody listens at that address (seen by the socket monitor; sends report nothing)."""
+
+    address: str
+
+
+ChannelEvent = FrameIn | Refused
+
+
+class SideChannel(Protocol):
+    """Datagram-like frames between P and D. On D an address is P's "ip:port"; on P it names the connection."""
+
+    @property
+    def address(self) -> str | None:
+        """What to advertise; None on D."""
+
+    def send(self, address: str, frame: bytes) -> bool:
+        """Never blocks. False: the queue was full or the address is gone, and the frame is dropped."""
+
+    def receive(self) -> list[ChannelEvent]:
+        """Whatever has arrived, without waiting."""
+
+    def wait(self, timeout_s: float) -> None:
+        """Sleep until something arrived, ``wake`` was called, or the time is over. Driver thread only."""
+
+    def wake(self) -> None:
+        """End a wait, from any thread."""
+
+    def forget(self, address: str) -> None:
+        """Close the connection to that address."""
+
+    def close(self) -> None: ...
+
+
+# ---------------------------------------------------------------- registry
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One registered instance as D sees it."""
+
+    instance_id: str
+    epoch: int
+    zmq_addr: str
+    serving_url: str
+
+
+@dataclass(frozen=True)
+class LookupDone:
+    """The answer to ``lookup(tag, …)``. error is None when the registry answered, even with no entry.
+
+    rejected: instance_id → why it is not compatible, for the message that a client or operator reads.
+    """
+
+    tag: int
+    entries: tuple[Entry, ...]
+    rejected: Mapping[str, str]
+    error: str | None
+
+
+class RegistryClient(Protocol):
+    """Talks to the bootstrap server in the background; answers go to the sink, from any thread."""
+
+    def start(self, sink: Callable[[LookupDone], None]) -> None: ...
+
+    def announce(self, registration: Mapping[str, Any]) -> None:
+        """Register and keep alive until ``close`` (which takes the entry out)."""
+
+    def lookup(self, tag: int, host: str, port: int | None) -> None:
+        """Prefill instances at the registry (host, port); None as port: the configured one."""
+
+    def close(self) -> None: ...
+
+
+Clock = Callable[[], float]  # monotonic seconds of this process; never compared with another's (S15)
+
+# ---------------------------------------------------------------- runner
+
+
+@dataclass(frozen=True)
+class SampleSpec:
+    """What decides one sampled token. The key of the random draw is (seed, position) only, so that P, D and a
+    server without PD draw the same token wherever the step happens to run."""
+
+    temperature: float = 0.0
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class PrefillChunk:
+    """Tokens at positions [start, start + len(tokens)); pages: the request's whole page table so far."""
+
+    tokens: Sequence[int]
+    start: int
+    pages: Sequence[int]
+    sample: SampleSpec | None  # None: not the last chunk, nothing is sampled
+
+
+@dataclass(frozen=True)
+class DecodeRow:
+    """One running request: its newest token, that token's position, its page table."""
+
+    token: int
+    position: int
+    pages: Sequence[int]
+    sample: SampleSpec
+
+
+@dataclass(frozen=True)
+class Sampled:
+    token: int
+    logprob: float
+
+
+class Runner(Protocol):
+    """The model on a device. Owns the pools; called by the scheduler thread alone."""
+
+    page_size: int
+    num_pages: int  # including the reserved page 0
+    max_batch: int  # rows of the largest decode bucket
+    pools: Sequence[PoolTransferSpec]
+
+    def prefill(self, chunk: PrefillChunk) -> Sampled | None: ...
+
+    def decode(self, rows: Sequence[DecodeRow]) -> Sequence[Sampled]: ...
+
+    def gather(self, pages: Sequence[int]) -> Packed:
+        """Copy these pages into private packed arrays, with checksums as configured."""
+
+    def scatter(self, pages: Sequence[int], packed: Packed) -> None:
+        """Write packed arrays into these pages, all layers."""
