@@ -1,0 +1,416 @@
+"""Continuous batching over a paged pool: the scheduler of a server without PD, and the base of P's and D's.
+
+``step()`` is everything that happens between two device calls; whoever owns the loop calls it while it returns
+True and sleeps until ``wake`` or ``next_wake()`` when it returns False. Must never import JAX, read a clock of its
+own, start a thread, sleep or draw a random number, and a step must never look at every waiting request.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pdjax.core.errors import ConfigError, PDError
+from pdjax.core.pools import pages_for
+from pdjax.engine.base import BaseKVManager
+from pdjax.engine.ports import Clock, Runner, Sampled
+from pdjax.sched.batch import Fifo, Seq, decode_rows, finish_of, next_chunk
+from pdjax.sched.chunk_cache import BasePrefixCache, ChunkCache
+from pdjax.sched.pages import PageAllocator
+from pdjax.sched.request import Failure, Finish, Output, Request
+
+log = logging.getLogger(__name__)
+
+# Named before the first of each happens: a reader of another thread must never see the table grow.
+COUNTS = (
+    "accepted",
+    "refused",
+    "aborts_unknown",
+    "prefill_tokens",
+    "decode_steps",
+    "output_tokens",
+    "finished_stop",
+    "finished_length",
+    "finished_abort",
+    "failed",
+    "engine_errors",
+    "sink_errors",
+)
+
+
+@dataclass(frozen=True)
+class SchedulerConfig:
+    """Limits of one scheduler. Raises ConfigError on a value that cannot work.
+
+    context_length: longest prompt + output, in tokens. max_running: requests that own a decode row (D: or whose KV
+    is on its way); 0: the runner's largest batch. max_queue: requests taken in and not started, a submit beyond
+    it is refused. chunked_prefill_size: prompt tokens computed in one step.
+    """
+
+    context_length: int
+    eos_ids: frozenset[int] = frozenset()
+    max_running: int = 0
+    max_queue: int = 1024
+    chunked_prefill_size: int = 512
+
+    def __post_init__(self) -> None:
+        for name, least in (
+            ("context_length", 2),
+            ("max_running", 0),
+            ("max_queue", 1),
+            ("chunked_prefill_size", 1),
+        ):
+            if getattr(self, name) < least:
+                raise ConfigError(f"{name}={getattr(self, name)}: set it to at least {least}")
+
+
+class Scheduler:
+    """submit() and abort() from any thread; everything else belongs to the one thread that calls step().
+
+    Every request taken in gets exactly one Output with finish or failure, its last, on the scheduler's thread.
+    Pages for the prompt and all its outputs are taken before its prefill; nothing is retracted (protocol §6).
+    """
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        runner: Runner,
+        clock: Clock,
+        manager: BaseKVManager | None = None,
+        *,
+        wake: Callable[[], None] | None = None,
+        cache: BasePrefixCache | None = None,
+    ) -> None:
+        if config.max_running > runner.max_batch:
+            raise ConfigError(
+                f"max_running={config.max_running}: set it to at most {runner.max_batch}, the runner's largest batch"
+            )
+        self.config = config
+        self.runner = runner
+        self.clock = clock
+        self._manager = manager
+        self.wake = wake or (lambda: None)
+        self.cache = ChunkCache(PageAllocator(runner.num_pages)) if cache is None else cache
+        self.max_running = config.max_running or runner.max_batch
+        self.counts: Counter[str] = Counter(dict.fromkeys(COUNTS, 0))
+        self.waiting = Fifo("waiting", waiting=True)  # FIFO for pages
+        self.prefilling = Fifo("prefilling", waiting=False)  # at most one
+        self.running = Fifo("running", waiting=False)
+        self._serials = itertools.count(1)
+        self._by_rid: dict[str, list[Seq]] = {}
+        self._lock = threading.Lock()  # guards the two fields below, and nothing slow
+        self._inbox: list[Callable[[], None]] = []
+        self._queued = 0
+        self._init_disaggregation()
+
+    # ------------------------------------------------------------ any thread
+
+    def submit(self, req: Request) -> None:
+        """Take a request in. Raises PDError: 400 what can never run, 503 queue_full.
+
+        When a request with a room is refused its room is ended too, on the next step: the claim came before.
+        """
+        try:
+            self._validate(req)
+            with self._lock:
+                if self._queued >= self.config.max_queue:
+                    raise PDError(
+                        f"{self._queued} requests wait already: try again later",
+                        reason="queue_full",
+                        room=req.room,
+                    )
+                self._queued += 1
+                if not req.times.arrived:
+                    req.times.arrived = self.clock()
+                self._inbox.append(lambda: self._take_in(req))
+        except PDError as error:
+            reason = error.reason
+            self._post(lambda: self._refused(req, reason))
+            raise
+        self.wake()
+
+    def abort(self, rid: str) -> None:
+        """End every live request of exactly this rid (incidents B39, L13: never by prefix). Unknown: counted."""
+        self._post(lambda: self._abort_rid(rid))
+
+    def abort_request(self, req: Request) -> None:
+        """End this very request, whoever shares its rid (a client's retry may)."""
+        self._post(lambda: self._abort_one(req))
+
+    def abort_all(self) -> None:
+        """End every request that was submitted before this call."""
+        self._post(self._abort_everything)
+
+    def stats(self) -> dict[str, int]:
+        """Requests in each queue, pages, and counts since the start. Numbers may be one step apart."""
+        free, capacity = self.cache.available_pages(), self.cache.capacity()
+        queues = {queue.name: len(queue) for queue in self._queues()}
+        return {
+            "queued": self._queued,
+            **queues,
+            "free_pages": free,
+            "used_pages": capacity - free,
+            **self.counts,
+        }
+
+    # ------------------------------------------------------------ the loop
+
+    def step(self) -> bool:
+        """Everything that can be done now: at most one prefill chunk and one decode batch. False: nothing was."""
+        # Events before the inbox: a room's end is known before a new request takes the same room.
+        worked = self._take_events()
+        worked |= self._drain_inbox()
+        worked |= self._admit()
+        worked |= self._run_prefill()
+        worked |= self._run_decode()
+        return worked
+
+    def idle(self) -> bool:
+        """A step would do nothing unless the manager has events."""
+        return not (self._inbox or self.waiting or self.prefilling or self.running)
+
+    def next_wake(self) -> float | None:
+        """The time on the clock at which an idle scheduler wants a step; None: only when woken."""
+        return None
+
+    # ------------------------------------------------------------ what PD modes change
+
+    def _init_disaggregation(self) -> None:
+        """The queues and counts of a PD mode."""
+
+    def _queues(self) -> tuple[Fifo, ...]:
+        return (self.waiting, self.prefilling, self.running)
+
+    def _accept(self, seq: Seq) -> None:
+        self._move(seq, self.waiting)
+
+    def _take_events(self) -> bool:
+        return False
+
+    def _pages_needed(self, n_prompt: int, max_outputs: int) -> int:
+        # The last output token is never written back, but its page costs nothing to own: the rule of
+        # protocol §6 is prompt + max_new_tokens, and both sides count alike (incident L03).
+        return pages_for(n_prompt + max_outputs, self.runner.page_size)
+
+    def _handle_completed_prefill(self, seq: Seq, sampled: Sampled) -> None:
+        self._emit_token(seq, sampled.token, sampled.logprob)
+
+    def _end_room(self, seq: Seq, reason: str) -> None:
+        """Tell the peer that this request ends on our side."""
+
+    def _refused(self, req: Request, reason: str) -> None:
+        self.counts["refused"] += 1
+
+    # ------------------------------------------------------------ inbox
+
+    def _post(self, action: Callable[[], None]) -> None:
+        with self._lock:
+            self._inbox.append(action)
+        self.wake()
+
+    def _drain_inbox(self) -> bool:
+        if not self._inbox:
+            return False
+        with self._lock:
+            actions, self._inbox = self._inbox, []
+        for action in actions:
+            action()
+        return True
+
+    def _max_outputs(self, req: Request) -> int:
+        return min(req.sampling.max_new_tokens, self.config.context_length - len(req.prompt_ids))
+
+    def _validate(self, req: Request) -> None:
+        n_prompt, sampling = len(req.prompt_ids), req.sampling
+        if n_prompt < 1:
+            raise PDError("the prompt has no tokens", reason="bad_request", status=400, room=req.room)
+        if sampling.max_new_tokens < 1:
+            message = f"max_new_tokens={sampling.max_new_tokens} must be at least 1"
+            raise PDError(message, reason="bad_request", status=400, room=req.room)
+        if n_prompt >= self.config.context_length:
+            message = f"the prompt has {n_prompt} tokens, the context holds {self.config.context_length} with the output"
+            raise PDError(message, reason="bad_request", status=400, room=req.room)
+        need = self._pages_needed(n_prompt, self._max_outputs(req))
+        if need > self.cache.capacity():
+            # Waiting would hold up the queue forever: no end of another request makes it fit.
+            message = f"the request needs {need} pages, the pool has {self.cache.capacity()}: ask for fewer new tokens"
+            raise PDError(message, reason="bad_request", status=400, room=req.room)
+
+    def _take_in(self, req: Request) -> None:
+        serial = next(self._serials)
+        seq = Seq(serial, req, self._max_outputs(req), token=serial)
+        self._by_rid.setdefault(req.rid, []).append(seq)
+        self.counts["accepted"] += 1
+        self._accept(seq)
+
+    def _abort_rid(self, rid: str) -> None:
+        seqs = list(self._by_rid.get(rid, ()))
+        self.counts["aborts_unknown"] += not seqs
+        for seq in seqs:
+            self._abort_seq(seq)
+
+    def _abort_one(self, req: Request) -> None:
+        seqs = [seq for seq in self._by_rid.get(req.rid, ()) if seq.req is req]
+        self.counts["aborts_unknown"] += not seqs
+        for seq in seqs:
+            self._abort_seq(seq)
+
+    def _abort_everything(self) -> None:
+        for seq in [seq for seqs in self._by_rid.values() for seq in seqs]:
+            self._abort_seq(seq)
+
+    def _abort_seq(self, seq: Seq) -> None:
+        try:
+            self._end_room(seq, "client_abort")
+        except Exception as error:
+            self._fail(seq, error)
+            return
+        self._close(seq, Output(finish=Finish("abort", message="aborted")))
+
+    # ------------------------------------------------------------ admission, prefill, decode
+
+    def _admit(self) -> bool:
+        """The head of the queue takes its pages when no other prompt is being prefilled. No overtaking."""
+        seq = self.waiting.head()
+        if seq is None or self.prefilling or len(self.running) >= self.max_running:
+            return False
+        if not self._take_pages(seq):
+            return False
+        self._move(seq, self.prefilling)
+        return True
+
+    def _take_pages(self, seq: Seq) -> bool:
+        """All pages of seq under its token, or none."""
+        acquired = self.cache.acquire(
+            seq.token, seq.req.prompt_ids, self._pages_needed(seq.n_prompt, seq.max_outputs)
+        )
+        if acquired is None:
+            return False
+        seq.has_pages = True
+        seq.req.pages = acquired.pages
+        seq.computed = seq.req.cached_tokens = acquired.cached_tokens
+        seq.req.times.scheduled = self.clock()
+        return True
+
+    def _give_back_pages(self, seq: Seq) -> None:
+        if seq.has_pages:
+            seq.has_pages = False
+            self.cache.release(seq.token, seq.kv_ids())
+            seq.req.pages = []
+            seq.computed = 0
+
+    def _run_prefill(self) -> bool:
+        seq = self.prefilling.head()
+        if seq is None:
+            return False
+        chunk = next_chunk(seq, self.config.chunked_prefill_size)
+        began = self.clock()
+        try:
+            sampled = self.runner.prefill(chunk)
+            if (sampled is None) != (chunk.sample is None):
+                raise RuntimeError("prefill must sample for the last chunk, and for no other")
+        except Exception as error:
+            self._fail(seq, error)
+            return True
+        now = self.clock()
+        seq.prefill_s += now - began
+        seq.computed += len(chunk.tokens)
+        self.counts["prefill_tokens"] += len(chunk.tokens)
+        if sampled is not None:
+            seq.req.times.prefilled = now
+            self._handle_completed_prefill(seq, sampled)
+        return True
+
+    def _run_decode(self) -> bool:
+        if not self.running:
+            return False
+        seqs = list(self.running)
+        try:
+            sampled = self.runner.decode(decode_rows(seqs))
+            if len(sampled) != len(seqs):
+                raise RuntimeError(f"decode answered {len(sampled)} rows of {len(seqs)}")
+        except Exception as error:
+            for seq in seqs:
+                self._fail(seq, error)
+            return True
+        self.counts["decode_steps"] += 1
+        for seq, row in zip(seqs, sampled, strict=True):
+            seq.computed += 1
+            self._emit_token(seq, row.token, row.logprob)
+        return True
+
+    # ------------------------------------------------------------ outputs and ends
+
+    def _emit_token(self, seq: Seq, token: int, logprob: float | None) -> None:
+        """One new output token: to the sink, and to the running batch unless it is the last."""
+        req = seq.req
+        req.output_ids.append(token)
+        self.counts["output_tokens"] += 1
+        if req.times.first_token is None:
+            req.times.first_token = self.clock()
+        logprobs = () if logprob is None else (logprob,)
+        finish = finish_of(seq, self.config.eos_ids)
+        if finish is not None:
+            self._close(seq, Output((token,), logprobs, finish))
+            return
+        if seq.queue is not self.running:
+            self._move(seq, self.running)
+        self._emit(req, Output((token,), logprobs))
+
+    def _fail(self, seq: Seq, error: Exception) -> None:
+        """A call made for this request raised: it ends alone (S11), and its pages' content is not trusted."""
+        self.counts["engine_errors"] += 1
+        log.error("request %s (room %s) failed", seq.req.rid, seq.req.room, exc_info=error)
+        try:
+            self._end_room(seq, "engine_error")
+        except Exception:
+            self.counts["engine_errors"] += 1
+            log.exception("request %s: its room %s did not end", seq.req.rid, seq.req.room)
+        seq.computed = 0
+        self._close(seq, Output(failure=failure_of(error)))
+
+    def _close(self, seq: Seq, output: Output) -> None:
+        """The only end of a request: out of its queue, pages back, last Output (S3: exactly once)."""
+        self._move(seq, None)
+        self._give_back_pages(seq)
+        peers = self._by_rid[seq.req.rid]
+        peers.remove(seq)
+        if not peers:
+            del self._by_rid[seq.req.rid]
+        seq.req.times.finished = self.clock()
+        self.counts[
+            "failed" if output.failure else f"finished_{output.finish.type if output.finish else ''}"
+        ] += 1
+        self._emit(seq.req, output)
+
+    def _emit(self, req: Request, output: Output) -> None:
+        try:
+            req.sink(output)
+        except Exception:
+            # A broken client connection is that client's loss only (S11); its request runs to its end.
+            self.counts["sink_errors"] += 1
+            log.exception("the sink of request %s raised", req.rid)
+
+    def _move(self, seq: Seq, queue: Fifo | None) -> None:
+        if seq.queue is not None:
+            seq.queue.remove(seq)
+        seq.queue = queue
+        if queue is not None:
+            queue.push(seq)
+        if seq.queued and (queue is None or not queue.waiting):
+            seq.queued = False
+            with self._lock:
+                self._queued -= 1
+
+
+def failure_of(error: Exception | None) -> Failure:
+    """What the client is told: a PDError in its own words, anything else as an engine error that a retry may cure."""
+    if isinstance(error, PDError):
+        return Failure(error.status, error.reason, error.message)
+    return Failure(
+        503, "engine_error", f"the engine failed on this request: {error!r}" if error else "the room ended"
+    )
