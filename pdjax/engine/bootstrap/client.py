@@ -1,0 +1,330 @@
+"""The registry as an instance uses it: announce one seat, look others up, never block the caller.
+
+One background thread runs an event loop: registrations, heartbeats and look-ups to several registries overlap, so a
+dead registry delays no other. While a registry is down its last answer is used (facts/router: a cached route is used
+when the registry does not answer). Must never call the sink on the caller's thread or under a lock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+import threading
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import msgspec
+
+from pdjax.core.pools import Fingerprint, KVArgs
+from pdjax.core.settings import PDSettings
+from pdjax.engine.bootstrap.registry import BadRegistration, parse_print, parse_uint
+from pdjax.engine.ports import Entry, LookupDone
+
+logger = logging.getLogger(__name__)
+
+# One look-up answers a burst of requests; far below the heartbeat interval, so that nothing ages by it.
+LOOKUP_CACHE_S = 0.25
+CALL_TIMEOUT_S = 2.0
+FIRST_RETRY_S = 0.1
+MAX_REGISTRIES = 256  # the injected host is the client's text: what is remembered about it is bounded (S12)
+CLOSE_WAIT_S = 2.0
+
+
+def registration(
+    args: KVArgs,
+    role: str,
+    epoch: int,
+    *,
+    zmq_addr: str = "",
+    transfer_addr: str = "",
+    scheduler_addr: str = "",
+) -> dict[str, Any]:
+    """The payload of PUT /route for a single-rank instance (RFC-2 §5.3 plus epoch, fingerprint, serving_url)."""
+    fingerprint = args.fingerprint
+    ranks = {
+        f"{axis}_{part}": value
+        for axis in ("tp", "cp", "dp", "pp")
+        for part, value in (("rank", 0), ("size", 1))
+    }
+    return {
+        "role": role,
+        "instance_id": args.instance_id,
+        "epoch": str(epoch),
+        **ranks,
+        "transfer_addr": transfer_addr,
+        "zmq_addr": zmq_addr,
+        "scheduler_addr": scheduler_addr,
+        "serving_url": args.serving_url,
+        "page_size": args.page_size,
+        "kv_dtype": fingerprint.kv_dtype,
+        "mesh_meta": fingerprint.mesh,
+        "fingerprint": {"hash": fingerprint.hash, "fields": msgspec.to_builtins(fingerprint)},
+    }
+
+
+@dataclass(frozen=True)
+class Membership:
+    """What the registry last said about this instance. compatible is None until it has answered once."""
+
+    registered: bool = False
+    compatible: int | None = None
+    rejected: Mapping[str, str] | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class _Answer:
+    entries: tuple[Entry, ...]
+    rejected: Mapping[str, str]
+    error: str | None
+    at: float
+
+
+def _base_url(host: str, port: int) -> str:
+    try:
+        return (
+            f"http://[{host}]:{port}" if ipaddress.ip_address(host).version == 6 else f"http://{host}:{port}"
+        )
+    except ValueError:
+        return f"http://{host}:{port}"
+
+
+def _jsonable(payload: Mapping[str, Any]) -> dict[str, Any]:
+    """A registration as JSON: a Fingerprint object becomes hash and fields, the epoch becomes exact text."""
+    out = dict(payload)
+    known = parse_print(out.get("fingerprint"))
+    out["fingerprint"] = {"hash": known.hash, "fields": dict(known.fields)}
+    out["epoch"] = str(parse_uint(out.get("epoch"), "epoch"))
+    return out
+
+
+class HttpRegistryClient:
+    """``RegistryClient`` of engine/ports.py over HTTP.
+
+    host, port: the configured registry. host None means that none is configured: ``announce`` then has nobody to
+    tell and raises ValueError, and ``lookup`` asks the host that the router injected. A configured registry is
+    central: it is asked whatever host and port the router injected, and the injected host only prefers the instances
+    whose serving URL has it (protocol §3, Finding P).
+    fingerprint: the asker's; the registry then says which instances are compatible and why others are not.
+    """
+
+    def __init__(
+        self,
+        host: str | None,
+        port: int,
+        *,
+        fingerprint: Fingerprint | None = None,
+        heartbeat_interval_s: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.host = host
+        self.port = port
+        self.counters: Counter[str] = Counter()
+        self.membership = Membership()
+        self._asker = parse_print(fingerprint) if fingerprint is not None else None
+        self._interval_s = (
+            PDSettings().heartbeat_interval_s if heartbeat_interval_s is None else heartbeat_interval_s
+        )
+        self._clock = clock
+        self._sink: Callable[[LookupDone], None] | None = None
+        self._known: OrderedDict[tuple[str, int], _Answer] = OrderedDict()
+        self._asking: dict[tuple[str, int], list[tuple[int, str]]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closing = False
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="pdjax-registry", daemon=True)
+
+    # ------------------------------------------------------------ for any thread
+
+    def start(self, sink: Callable[[LookupDone], None]) -> None:
+        self._sink = sink
+        self._thread.start()
+
+    def announce(self, registration: Mapping[str, Any]) -> None:
+        """Register and keep alive until ``close``. Returns at once; ``membership`` says how it went."""
+        if self.host is None:
+            raise ValueError("announce needs a configured registry: give a bootstrap host")
+        payload = _jsonable(registration)
+        self._post(lambda: self._spawn(self._keep_alive(payload)))
+
+    def lookup(self, tag: int, host: str, port: int | None) -> None:
+        """The answer goes to the sink: fresh, or the last known one while the registry does not answer."""
+        where = (
+            (self.host, self.port) if self.host is not None else (host, self.port if port is None else port)
+        )
+        self._post(lambda: self._look_up(tag, host, where))
+
+    def close(self) -> None:
+        """Leave the registry and stop the thread; waits at most CLOSE_WAIT_S. Open look-ups get no answer."""
+        if not self._thread.is_alive():
+            if not self._loop.is_closed():
+                self._loop.close()
+            return
+        self._post(self._stop)
+        self._thread.join(CLOSE_WAIT_S + 1)
+
+    def _post(self, call: Callable[[], None]) -> None:
+        try:
+            self._loop.call_soon_threadsafe(call)
+        except RuntimeError:  # the loop is closed
+            self.counters["after_close"] += 1
+
+    # ------------------------------------------------------------ on the background thread
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        # trust_env: a proxy from the environment must not stand between instances (facts/router §8, trap 2).
+        self._http = httpx.AsyncClient(timeout=CALL_TIMEOUT_S, trust_env=False)
+        self._stopped = asyncio.Event()
+        try:
+            self._loop.run_until_complete(self._serve())
+        finally:
+            self._loop.close()
+
+    async def _serve(self) -> None:
+        await self._stopped.wait()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.wait([asyncio.ensure_future(self._gather_tasks())], timeout=CLOSE_WAIT_S)
+        await self._http.aclose()
+
+    async def _gather_tasks(self) -> None:
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _stop(self) -> None:
+        self._closing = True
+        self._stopped.set()
+
+    def _spawn(self, work: Any) -> None:
+        if self._closing:
+            work.close()
+            return
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _keep_alive(self, payload: dict[str, Any]) -> None:
+        """PUT until it is accepted, then heartbeat; 404 (expired, restarted, replaced) registers again (V6)."""
+        assert self.host is not None
+        base = _base_url(self.host, self.port)
+        beat = {
+            name: payload[name]
+            for name in payload
+            if name in ("role", "instance_id", "epoch") or name.endswith("_rank")
+        }
+        beat["fingerprint"] = payload["fingerprint"]["hash"]
+        registered, retry_s = False, FIRST_RETRY_S
+        try:
+            while True:
+                registered = await self._tell(base, beat if registered else payload, registered)
+                if registered:
+                    retry_s = FIRST_RETRY_S
+                    await asyncio.sleep(self._interval_s)
+                elif self.membership.registered:
+                    self.membership = replace(self.membership, registered=False)  # a 404: register at once
+                else:
+                    await asyncio.sleep(min(retry_s, self._interval_s))
+                    retry_s *= 2
+        finally:
+            # Also when the first PUT was never answered: it may have arrived.
+            await self._leave(base, beat)
+
+    async def _tell(self, base: str, body: Mapping[str, Any], registered: bool) -> bool:
+        """One PUT or heartbeat. True: the registry lists this life, as far as this side can know."""
+        method, path = ("POST", "/heartbeat") if registered else ("PUT", "/route")
+        try:
+            answer = await self._http.request(method, base + path, json=body)
+            reply = answer.json()
+        except (httpx.HTTPError, ValueError) as error:
+            # Down or stalled: what it knew may still hold. The next beat finds out.
+            self.counters["registry_silent"] += 1
+            self.membership = replace(self.membership, error=f"registry {base} does not answer: {error!r}")
+            return registered
+        if answer.status_code == 200:
+            self.counters["heartbeat" if registered else "registered"] += 1
+            peers = reply["peers"]
+            self.membership = Membership(True, peers["compatible"], peers["rejected"])
+            return True
+        self.counters[f"refused_{answer.status_code}"] += 1
+        message = reply.get("error", {}).get("message", "") if isinstance(reply, dict) else ""
+        self.membership = replace(self.membership, error=f"registry {base}: {message or answer.status_code}")
+        return False
+
+    async def _leave(self, base: str, beat: Mapping[str, Any]) -> None:
+        try:
+            await self._http.request("DELETE", f"{base}/route", json=dict(beat), timeout=CLOSE_WAIT_S / 2)
+        except httpx.HTTPError:
+            self.counters["leave_unheard"] += 1  # its TTL ends the entry
+
+    def _look_up(self, tag: int, wanted_host: str, where: tuple[str, int]) -> None:
+        known = self._known.get(where)
+        if known is not None and known.error is None and self._clock() - known.at < LOOKUP_CACHE_S:
+            self.counters["lookup_cached"] += 1
+            self._answer(tag, wanted_host, known)
+        elif where in self._asking:
+            self.counters["lookup_joined"] += 1
+            self._asking[where].append((tag, wanted_host))
+        else:
+            self._asking[where] = [(tag, wanted_host)]
+            self._spawn(self._ask(where))
+
+    async def _ask(self, where: tuple[str, int]) -> None:
+        fresh = await self._fetch(where)
+        known = self._known.get(where)
+        if fresh.error is not None and known is not None and known.entries:
+            self.counters["lookup_last_known"] += 1
+            fresh = known
+        else:
+            self._known[where] = fresh
+            self._known.move_to_end(where)
+            while len(self._known) > MAX_REGISTRIES:
+                self._known.popitem(last=False)
+        for tag, wanted_host in self._asking.pop(where):
+            self._answer(tag, wanted_host, fresh)
+
+    async def _fetch(self, where: tuple[str, int]) -> _Answer:
+        query = {"role": "prefill"}
+        if self._asker is not None:
+            asker = {"hash": self._asker.hash, "fields": dict(self._asker.fields)}
+            query["fingerprint"] = msgspec.json.encode(asker).decode()
+        self.counters["lookup_sent"] += 1
+        try:
+            answer = await self._http.get(f"{_base_url(*where)}/route", params=query)
+            answer.raise_for_status()
+            return self._read(answer.json())
+        except (httpx.HTTPError, httpx.InvalidURL, BadRegistration, ValueError, KeyError, TypeError) as error:
+            self.counters["lookup_failed"] += 1
+            text = f"registry {where[0]}:{where[1]} does not answer: {type(error).__name__} {error}"
+            return _Answer((), {}, text, self._clock())
+
+    def _read(self, body: Any) -> _Answer:
+        entries: list[Entry] = []
+        rejected: dict[str, str] = {}
+        for seat in body["instances"]:
+            if seat["compatible"]:
+                epoch = parse_uint(seat["epoch"], "epoch")
+                entries.append(
+                    Entry(str(seat["instance_id"]), epoch, str(seat["zmq_addr"]), str(seat["serving_url"]))
+                )
+            else:
+                rejected[str(seat["instance_id"])] = str(seat["reason"])
+        return _Answer(tuple(entries), rejected, None, self._clock())
+
+    def _answer(self, tag: int, wanted_host: str, answer: _Answer) -> None:
+        entries = answer.entries
+        if self.host is not None:
+            # localhost against 127.0.0.1 must not lose the request: without a match every instance is a candidate.
+            entries = tuple(e for e in entries if urlsplit(e.serving_url).hostname == wanted_host) or entries
+        if self._sink is None:
+            return
+        try:
+            self._sink(LookupDone(tag, entries, answer.rejected, answer.error))
+        except Exception:  # one bad sink call must not cost the other look-ups their answer (S11)
+            self.counters["sink_errors"] += 1
+            logger.exception("the sink of look-up %d failed", tag)

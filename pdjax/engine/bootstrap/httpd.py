@@ -1,0 +1,126 @@
+"""Small parts that every HTTP server of ours shares: sockets, a server thread, bodies read with a limit.
+
+Must never answer a request itself or know what a body means.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+from typing import Any
+
+import msgspec
+import uvicorn
+from starlette.requests import ClientDisconnect, Request
+
+from pdjax.core.errors import ConfigError
+
+# The routers' pools keep idle connections for less than this. uvicorn's 5 s would close one just as the
+# router writes on it (facts/router §11).
+KEEP_ALIVE_S = 120
+# A body over its limit is read and thrown away up to this, so that the client can still read our answer.
+MAX_DISCARD_BYTES = 64 << 20
+BACKLOG = 2048
+
+
+class BadBody(ValueError):
+    """The body is too long or is not JSON; the text is fit for the client."""
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening TCP socket; port 0 lets the kernel choose. Raises ConfigError when it cannot be had."""
+    try:
+        family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except OSError as error:
+        raise ConfigError(
+            f"host {host!r} cannot be resolved ({error.strerror}): give an address of this machine"
+        ) from error
+    sock = socket.socket(family, kind, proto)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        sock.bind(address)
+        sock.listen(BACKLOG)
+    except OSError as error:
+        sock.close()
+        raise ConfigError(
+            f"cannot listen on {host}:{port} ({error.strerror}): choose another port, or 0 for a free one"
+        ) from error
+    return sock
+
+
+def url_of(sock: socket.socket) -> str:
+    """http://host:port of a bound socket, without a trailing slash (routers mishandle one, facts/router §8)."""
+    host, port = sock.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def http_server(app: Any) -> uvicorn.Server:
+    """A uvicorn server with our settings; run it with ``server.run(sockets=[sock])``."""
+    config = uvicorn.Config(
+        app,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=5,
+        access_log=False,
+        log_config=None,
+        lifespan="off",
+        ws="none",
+    )
+    # The routers probe every worker with "PRI * HTTP/2.0" (facts/router §1): one warning each would be noise.
+    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
+    return uvicorn.Server(config)
+
+
+class HttpThread:
+    """One app served by a thread of its own. Owns the socket; ``stop`` closes it."""
+
+    def __init__(self, app: Any, sock: socket.socket, name: str) -> None:
+        self.url = url_of(sock)
+        self._sock = sock
+        self._server = http_server(app)
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self.error: BaseException | None = None
+
+    def _run(self) -> None:
+        try:
+            self._server.run(sockets=[self._sock])
+        except BaseException as error:
+            self.error = error
+            raise
+
+    def start(self) -> None:
+        """The socket listens already, so a client that connects from now on is answered."""
+        self._thread.start()
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def stop(self, wait_s: float = 10.0) -> None:
+        self._server.should_exit = True
+        if self._thread.ident is not None:
+            self._thread.join(wait_s)
+        self._sock.close()
+
+
+async def read_json(request: Request, limit_bytes: int) -> Any:
+    """The body as strict JSON (integers exact, no NaN). Raises BadBody, ClientDisconnect."""
+    body = bytearray()
+    total = 0
+    async for chunk in request.stream():
+        total += len(chunk)
+        if total <= limit_bytes:
+            body += chunk
+        elif total > MAX_DISCARD_BYTES:
+            break
+    if total > limit_bytes:
+        raise BadBody(f"the body is longer than the limit of {limit_bytes} bytes")
+    try:
+        return msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BadBody(f"the body is not valid JSON: {error}") from error
+    except RecursionError as error:
+        raise BadBody("the body is nested too deeply") from error
+
+
+__all__ = ["BadBody", "ClientDisconnect", "HttpThread", "bind", "http_server", "read_json", "url_of"]

@@ -1,0 +1,185 @@
+"""The bootstrap server: the registry over HTTP (RFC-2 §5.3), in a thread of any process or in its own.
+
+It answers who is there and never learns of a room (protocol §3). Must never block its event loop.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse
+
+from pdjax.core.kvpoll import KVPoll
+from pdjax.core.settings import PDSettings
+from pdjax.engine.base import BaseKVBootstrapServer
+from pdjax.engine.bootstrap.httpd import BadBody, ClientDisconnect, HttpThread, bind, read_json, url_of
+from pdjax.engine.bootstrap.registry import (
+    BadRegistration,
+    Key,
+    Listed,
+    Print,
+    Registry,
+    parse_key,
+    parse_print,
+    parse_uint,
+)
+
+DEFAULT_PORT = 8998  # sglang's; RFC-2's 8000 is everybody's HTTP port (design §5)
+MAX_BODY_BYTES = 64 << 10
+OTHER_ROLE = {"prefill": "decode", "decode": "prefill"}
+
+
+def _error(status: int, message: str) -> JSONResponse:
+    return JSONResponse({"error": {"message": message, "code": status}}, status_code=status)
+
+
+async def _object(request: Request) -> dict[str, Any]:
+    body = await read_json(request, MAX_BODY_BYTES)
+    if not isinstance(body, dict):
+        raise BadBody("the body must be a JSON object")
+    return body
+
+
+def _asker(request: Request) -> Print | str | None:
+    """?fingerprint= is a bare hash, or the JSON object of a registration when the asker may not be registered."""
+    text = request.query_params.get("fingerprint")
+    if text is None or not text.startswith("{"):
+        return text
+    try:
+        return parse_print(msgspec.json.decode(text.encode()))
+    except msgspec.DecodeError as error:
+        raise BadRegistration(f"fingerprint is neither a hash nor JSON: {error}") from error
+
+
+def _role(request: Request) -> str:
+    role = request.query_params.get("role")
+    if role not in OTHER_ROLE:
+        raise BadRegistration(f"?role= must be prefill or decode, got {role!r:.80}")
+    return role
+
+
+def _peers(registry: Registry, key: Key, now: float, fingerprint: Print | str | None) -> dict[str, Any]:
+    """What the other role looks like to this instance, so that it can say whether it is ready (design: Bootstrap)."""
+    seats = registry.list(OTHER_ROLE[key.role], now, fingerprint)
+    return {
+        "compatible": sum(listed.reason is None for listed in seats),
+        "rejected": {
+            listed.seat.key.instance_id: listed.reason for listed in seats if listed.reason is not None
+        },
+    }
+
+
+def build_app(registry: Registry, clock: Callable[[], float] = time.monotonic) -> FastAPI:
+    """The endpoints of RFC-2 §5.3 plus DELETE /route. Wrong input is 400 with a sentence, never 422."""
+    app = FastAPI(title="pdjax bootstrap", docs_url=None, redoc_url=None, openapi_url=None)
+
+    @app.exception_handler(BadRegistration)
+    @app.exception_handler(BadBody)
+    async def bad(_: Request, error: Exception) -> JSONResponse:
+        return _error(400, str(error))
+
+    @app.exception_handler(ClientDisconnect)
+    async def gone(_: Request, __: Exception) -> JSONResponse:
+        return _error(400, "the client went away before its body was complete")
+
+    @app.put("/route")
+    async def register(request: Request) -> JSONResponse:
+        payload = await _object(request)
+        now = clock()
+        status = registry.register(payload, now)
+        if status == "stale":
+            return _error(409, "a newer life of this instance is registered")
+        if status == "full":
+            return _error(503, f"the registry holds its limit of {registry.max_entries} instances")
+        peers = _peers(registry, parse_key(payload), now, parse_print(payload["fingerprint"]))
+        return JSONResponse({"status": status, "ttl_s": registry.ttl_s, "peers": peers})
+
+    @app.post("/heartbeat")
+    async def heartbeat(request: Request) -> JSONResponse:
+        payload = await _object(request)
+        key, epoch, now = parse_key(payload), parse_uint(payload.get("epoch"), "epoch"), clock()
+        if not registry.heartbeat(key, epoch, now):
+            return _error(404, "this life is not registered: register again")
+        mine = payload.get("fingerprint")
+        return JSONResponse(
+            {"status": "ok", "peers": _peers(registry, key, now, mine if isinstance(mine, str) else None)}
+        )
+
+    @app.delete("/route")
+    async def remove(request: Request) -> JSONResponse:
+        payload = await _object(request)
+        if not registry.remove(parse_key(payload), parse_uint(payload.get("epoch"), "epoch")):
+            return _error(404, "this life is not registered")
+        return JSONResponse({"status": "removed"})
+
+    @app.get("/list")
+    async def list_role(request: Request) -> JSONResponse:
+        return _listing(registry.list(_role(request), clock(), _asker(request)))
+
+    @app.get("/route")
+    async def route(request: Request) -> JSONResponse:
+        query = request.query_params
+        role, instance = _role(request), query.get("instance_id")
+        ranks = [
+            parse_uint(query.get(f"{axis}_rank", "0"), f"{axis}_rank") for axis in ("tp", "cp", "dp", "pp")
+        ]
+        found = registry.route(
+            role,
+            clock(),
+            instance_id=instance,
+            ranks=(ranks[0], ranks[1], ranks[2], ranks[3]),
+            fingerprint=_asker(request),
+        )
+        if instance is None:
+            return _listing(found)
+        if not found:
+            return _error(404, f"no {role} instance {instance!r:.80} with ranks {ranks}")
+        return JSONResponse(found[0].to_json())
+
+    @app.get("/health")
+    async def health() -> JSONResponse:
+        registry.sweep(clock())
+        return JSONResponse({"status": "ok", "instances": len(registry), "counters": dict(registry.counters)})
+
+    return app
+
+
+def _listing(found: list[Listed]) -> JSONResponse:
+    return JSONResponse({"instances": [listed.to_json() for listed in found]})
+
+
+class HTTPBootstrapServer(BaseKVBootstrapServer):
+    """The registry served by a thread of its own, inside P (``--with-bootstrap``) or alone (``pdjax bootstrap``).
+
+    The socket is bound in the constructor, so that a taken port is a ConfigError at start; ``address`` is valid
+    from then on.
+    """
+
+    def __init__(self, host: str = "127.0.0.1", port: int = DEFAULT_PORT, ttl_s: float | None = None) -> None:
+        self.registry = Registry(PDSettings().heartbeat_ttl_s if ttl_s is None else ttl_s)
+        sock = bind(host, port)
+        self.host, self.port = sock.getsockname()[:2]
+        self.url = url_of(sock)
+        self._http = HttpThread(build_app(self.registry), sock, "pdjax-bootstrap")
+        self._started = False
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """(host, port) as bound; the port is the kernel's choice when 0 was asked for."""
+        return self.host, self.port
+
+    def start(self) -> None:
+        self._started = True
+        self._http.start()
+
+    def stop(self) -> None:
+        self._http.stop()
+
+    def poll(self) -> KVPoll:
+        if not self._started:
+            return KVPoll.Bootstrapping
+        return KVPoll.WaitingForInput if self._http.alive else KVPoll.Failed
