@@ -1,0 +1,83 @@
+"""Whether a part that came over the transport is the part that the manifest states.
+
+The wire carries no shape and no dtype, a truncated or mixed-up transfer can report success (facts/transfer row 6,
+row 8), so only the bytes prove anything. Must never wait on an array that is not ready.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import xxhash
+
+from pdjax.core.pools import Part
+
+Verify = Literal["off", "sampled", "all"]
+SAMPLE_EVERY = 8
+
+
+def checksum(array: Any) -> int:
+    """xxh3_64 of the array's bytes in C order: ``Part.checksum``. On CPU the view copies nothing."""
+    flat = np.ascontiguousarray(np.asarray(array)).reshape(-1)
+    return xxhash.xxh3_64_intdigest(flat.view(np.uint8).data)
+
+
+def malformed(part: Part) -> str | None:
+    """Why this part cannot be pulled at all, or None. Zero-size arrays hang for ever (facts/transfer row 10)."""
+    try:
+        itemsize = int(jnp.dtype(part.dtype).itemsize)
+    except TypeError:
+        return f"dtype {part.dtype!r} is unknown"
+    if any(n < 1 for n in part.shape):
+        return f"shape {part.shape} has no bytes"
+    if part.nbytes != math.prod(part.shape) * itemsize:
+        return f"nbytes {part.nbytes} is not that of {part.dtype}{list(part.shape)}"
+    if part.sharding != "single":
+        return f"sharding {part.sharding!r} is not supported"
+    return None
+
+
+def spec(part: Part, device: jax.Device) -> jax.ShapeDtypeStruct:
+    """What to pull for a well-formed part: its shape and dtype on one device."""
+    sharding = jax.sharding.SingleDeviceSharding(device)
+    return jax.ShapeDtypeStruct(part.shape, jnp.dtype(part.dtype), sharding=sharding)  # type: ignore[no-untyped-call]
+
+
+def wrong(part: Part, array: Any) -> str | None:
+    """How the array differs from the part in shape, dtype or size; None when it does not."""
+    stated = (tuple(part.shape), jnp.dtype(part.dtype), part.nbytes)
+    found = (tuple(array.shape), jnp.dtype(array.dtype), int(array.nbytes))
+    return None if stated == found else f"part is {found}, stated {stated}"
+
+
+def is_checked(verify: Verify, pull_id: int, index: int) -> bool:
+    """Whether part index of this pull has its checksum compared. sampled: every eighth part over all pulls."""
+    return verify == "all" or (verify == "sampled" and (pull_id + index) % SAMPLE_EVERY == 0)
+
+
+def differs(part: Part, array: Any) -> str | None:
+    """How the bytes of a ready array differ from the stated checksum; None when they do not."""
+    found = checksum(array)
+    return None if found == part.checksum else f"checksum is {found:016x}, stated {part.checksum:016x}"
+
+
+def mismatch(parts: Sequence[Part], arrays: Sequence[Any]) -> str | None:
+    """P, before it registers: how the arrays differ from the parts that will be stated for them."""
+    if not arrays:
+        return "no arrays"
+    if len(parts) != len(arrays):
+        return f"{len(parts)} parts for {len(arrays)} arrays"
+    for i, (part, array) in enumerate(zip(parts, arrays, strict=True)):
+        if not isinstance(array, jax.Array):
+            return f"part {i}: {type(array).__name__} is not a jax.Array"
+        if array.is_deleted():  # registering a deleted array kills the process (facts/transfer row P)
+            return f"part {i}: the array is deleted"
+        why = malformed(part) or wrong(part, array)
+        if why is not None:
+            return f"part {i}: {why}"
+    return None
