@@ -1,0 +1,162 @@
+"""What a Hugging Face config.json says of a Llama model, and a refusal of everything that is not implemented.
+
+A setting that changes the numbers and is not implemented must stop the start, never be skipped: a model that runs
+with the wrong mask or rope answers fluently and wrongly.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pdjax.core.errors import ConfigError
+
+ARCHITECTURES = ("LlamaForCausalLM",)
+
+
+@dataclass(frozen=True)
+class Rope:
+    """Rotary embedding. kind "linear" uses factor; "llama3" uses all fields (lengths in tokens)."""
+
+    theta: float = 10000.0
+    kind: Literal["default", "linear", "llama3"] = "default"
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_max_position: int = 8192
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Shape of a Llama decoder. Sizes count elements; max_position counts tokens."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    n_layers: int
+    n_heads: int
+    kv_heads: int
+    head_dim: int
+    rms_eps: float
+    max_position: int
+    rope: Rope
+    tied_head: bool
+    attention_bias: bool
+
+    @property
+    def kv_width(self) -> int:
+        """Elements of one token's keys and values in one layer: K0 V0 K1 V1 … flattened."""
+        return 2 * self.kv_heads * self.head_dim
+
+    @property
+    def hash(self) -> str:
+        """Equal on two sides exactly when the model's shape and numerics are configured equally (fingerprint)."""
+        return hashlib.blake2b(json.dumps(asdict(self), sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
+def read_config(directory: Path) -> ModelConfig:
+    """Parse ``directory``/config.json. Raises ConfigError when it is missing, broken or not supported."""
+    return parse_config(read_json(directory / "config.json"), str(directory / "config.json"))
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in ``path``. Raises ConfigError, which names the file."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{path} is missing: give a directory with a Hugging Face model") from None
+    except ValueError as error:
+        raise ConfigError(f"{path} is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise ConfigError(f"{path} must hold a JSON object, not a {type(value).__name__}")
+    return value
+
+
+def parse_config(raw: dict[str, Any], where: str = "config.json") -> ModelConfig:
+    """A ModelConfig from the keys of transformers 4 (rope_theta, rope_scaling) or 5 (rope_parameters)."""
+    _refuse(raw, where)
+    heads = _positive(raw, "num_attention_heads", where)
+    hidden = _positive(raw, "hidden_size", where)
+    kv_heads = _positive(raw, "num_key_value_heads", where, default=heads)
+    head_dim = _positive(raw, "head_dim", where, default=hidden // heads)
+    if heads % kv_heads:
+        raise ConfigError(
+            f"{where}: num_attention_heads={heads} must be a multiple of num_key_value_heads={kv_heads}"
+        )
+    if head_dim % 2:
+        raise ConfigError(f"{where}: head_dim={head_dim} must be even for the rotary embedding")
+    return ModelConfig(
+        vocab_size=_positive(raw, "vocab_size", where),
+        hidden_size=hidden,
+        intermediate_size=_positive(raw, "intermediate_size", where),
+        n_layers=_positive(raw, "num_hidden_layers", where),
+        n_heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        rms_eps=float(raw.get("rms_norm_eps", 1e-6)),
+        max_position=_positive(raw, "max_position_embeddings", where, default=2048),
+        rope=_rope(raw, where),
+        tied_head=bool(raw.get("tie_word_embeddings", False)),
+        attention_bias=bool(raw.get("attention_bias", False)),
+    )
+
+
+def _refuse(raw: dict[str, Any], where: str) -> None:
+    """Raise ConfigError for what would change the numbers and is not implemented."""
+    architectures = raw.get("architectures") or []
+    if len(architectures) != 1 or architectures[0] not in ARCHITECTURES:
+        raise ConfigError(
+            f"{where}: architectures={architectures} is not supported: use one of {list(ARCHITECTURES)}"
+        )
+    if raw.get("sliding_window") is not None and raw.get("use_sliding_window", True):
+        raise ConfigError(
+            f"{where}: sliding_window={raw['sliding_window']} is not supported: use a model with full attention"
+        )
+    other_layers = sorted(set(raw.get("layer_types") or []) - {"full_attention"})
+    if other_layers:
+        raise ConfigError(f"{where}: layer_types has {other_layers}: only full_attention is supported")
+    if raw.get("quantization_config") is not None:
+        raise ConfigError(f"{where}: quantization_config is not supported: use the unquantized model")
+    if raw.get("hidden_act", "silu") != "silu":
+        raise ConfigError(f"{where}: hidden_act={raw['hidden_act']!r} is not supported: only 'silu' is")
+    if raw.get("mlp_bias", False):
+        raise ConfigError(f"{where}: mlp_bias=true is not supported")
+
+
+def _rope(raw: dict[str, Any], where: str) -> Rope:
+    parameters = raw.get("rope_parameters") or {}
+    scaling = {**(raw.get("rope_scaling") or {}), **parameters}
+    theta = scaling.get("rope_theta", raw.get("rope_theta", 10000.0))
+    partial = scaling.get("partial_rotary_factor", raw.get("partial_rotary_factor", 1.0))
+    if partial != 1.0:
+        raise ConfigError(f"{where}: partial_rotary_factor={partial} is not supported")
+    kind = scaling.get("rope_type", scaling.get("type", "default"))
+    if kind == "default":
+        return Rope(theta=float(theta))
+    try:
+        if kind == "linear":
+            return Rope(theta=float(theta), kind="linear", factor=float(scaling["factor"]))
+        if kind == "llama3":
+            return Rope(
+                theta=float(theta),
+                kind="llama3",
+                factor=float(scaling["factor"]),
+                low_freq_factor=float(scaling["low_freq_factor"]),
+                high_freq_factor=float(scaling["high_freq_factor"]),
+                original_max_position=int(scaling["original_max_position_embeddings"]),
+            )
+    except KeyError as missing:
+        raise ConfigError(f"{where}: rope scaling {kind!r} needs {missing.args[0]}") from None
+    raise ConfigError(f"{where}: rope scaling {kind!r} is not supported: use default, linear or llama3")
+
+
+def _positive(raw: dict[str, Any], key: str, where: str, default: int | None = None) -> int:
+    value = raw.get(key)
+    if value is None:
+        value = default
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ConfigError(f"{where}: {key}={value!r} must be a positive integer")
+    return value

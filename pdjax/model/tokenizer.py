@@ -1,0 +1,163 @@
+"""Text to tokens and back: tokenizer.json, the model's chat template, and an incremental detokenizer.
+
+Templates are untrusted text that comes with a model: they run in a sandbox. A piece of streamed text must never hold
+half a character. Must never import JAX.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from jinja2 import TemplateError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from tokenizers import Tokenizer as HFTokenizer
+
+from pdjax.core.errors import ConfigError
+from pdjax.model.config import read_config, read_json
+
+REPLACEMENT = "�"  # what a decoder writes for bytes that are no character (yet)
+
+
+class ChatError(ValueError):
+    """The messages do not fit the chat template: the client's mistake (400)."""
+
+
+class Tokenizer:
+    """Tokens of one model directory. Thread-safe: nothing changes after the constructor.
+
+    eos_ids: tokens that end a generation. vocab_size: the model's; ids at or above it do not exist.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        path = directory / "tokenizer.json"
+        if not path.exists():
+            raise ConfigError(f"{path} is missing: give a directory with a tokenizer")
+        try:
+            self._hf = HFTokenizer.from_file(str(path))
+        except Exception as error:  # the library raises bare Exception
+            raise ConfigError(f"{path} cannot be read: {error}") from None
+        settings = _optional(directory / "tokenizer_config.json")
+        self.vocab_size = read_config(directory).vocab_size
+        if self._hf.get_vocab_size() > self.vocab_size:
+            raise ConfigError(
+                f"{path} has {self._hf.get_vocab_size()} tokens but the model knows {self.vocab_size}: "
+                "tokenizer and weights do not belong together"
+            )
+        self.eos_ids = self._eos(directory, settings)
+        self._special = {
+            name: _token_text(settings[name]) for name in ("bos_token", "eos_token") if settings.get(name)
+        }
+        self._template = _compile(_template_text(directory, settings), directory)
+
+    def encode(self, text: str) -> list[int]:
+        """Tokens of a raw prompt, with whatever the tokenizer itself puts around a text (often nothing)."""
+        return list(self._hf.encode(text).ids)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of the tokens, special ones left out."""
+        return str(self._hf.decode(list(ids), skip_special_tokens=True))
+
+    def render_chat(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> str:
+        """The prompt text of a conversation, ready for the assistant's turn. Raises ChatError.
+
+        messages: mappings with role and content. variables: further names that the template may use, as tools.
+        """
+        if self._template is None:
+            raise ChatError("the model has no chat template: use the completion endpoint")
+        values = {"messages": messages, "add_generation_prompt": True, **self._special, **variables}
+        try:
+            return str(self._template.render(**values))
+        except (TemplateError, TypeError, KeyError, AttributeError) as error:
+            raise ChatError(f"the chat template refuses the messages: {error}") from error
+
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> list[int]:
+        """Tokens of ``render_chat``. The template writes every special token itself, so none is added."""
+        return list(self._hf.encode(self.render_chat(messages, **variables), add_special_tokens=False).ids)
+
+    def bad_id(self, ids: Sequence[int]) -> int | None:
+        """The first id that is no token of the model, or None. An id out of range would read a foreign embedding."""
+        return next((i for i in ids if not 0 <= i < self.vocab_size), None)
+
+    def detokenizer(self) -> Detokenizer:
+        return Detokenizer(self)
+
+    def _eos(self, directory: Path, settings: dict[str, Any]) -> frozenset[int]:
+        """From generation_config.json, else config.json, else the eos token of tokenizer_config.json."""
+        for name in ("generation_config.json", "config.json"):
+            ids = _optional(directory / name).get("eos_token_id")
+            if ids is not None:
+                return frozenset(ids if isinstance(ids, list) else [ids])
+        eos = self._hf.token_to_id(_token_text(settings["eos_token"])) if settings.get("eos_token") else None
+        return frozenset() if eos is None else frozenset([eos])
+
+
+class Detokenizer:
+    """Text of one growing token sequence, in pieces that join to exactly ``decode`` of the whole."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._decode = tokenizer.decode
+        self._window: list[int] = []  # tokens whose text may still change, after context for the decoder
+        self._emitted = 0  # characters of the window's text that are out
+
+    def push(self, ids: Sequence[int]) -> str:
+        """The characters that these tokens complete. A last character that may be half is held back."""
+        self._window += ids
+        text = self._decode(self._window)
+        if text.endswith(REPLACEMENT):
+            # Only the last one can be an unfinished character: a decoder writes one mark for each broken sequence.
+            return self._emit(text, len(text) - 1)
+        piece = self._emit(text, len(text))
+        # All is out: keep the last tokens as context, since some decoders drop a leading space at the start of a text.
+        context = self._window[-2:]
+        if not self._decode(context).startswith(REPLACEMENT):
+            self._window, self._emitted = context, len(self._decode(context))
+        return piece
+
+    def finish(self) -> str:
+        """What was held back, at the end of the sequence."""
+        text = self._decode(self._window)
+        return self._emit(text, len(text))
+
+    def _emit(self, text: str, stop: int) -> str:
+        piece = text[self._emitted : stop]
+        self._emitted = max(self._emitted, stop)
+        return piece
+
+
+def _optional(path: Path) -> dict[str, Any]:
+    return read_json(path) if path.exists() else {}
+
+
+def _token_text(token: Any) -> str:
+    """A special token is written as text or as an object with content."""
+    return str(token["content"] if isinstance(token, dict) else token)
+
+
+def _template_text(directory: Path, settings: dict[str, Any]) -> str | None:
+    """The chat template: chat_template.jinja (transformers 5), else tokenizer_config.json, where a list has names."""
+    separate = directory / "chat_template.jinja"
+    if separate.exists():
+        return separate.read_text(encoding="utf-8")
+    template = settings.get("chat_template")
+    if isinstance(template, list):
+        return next((str(t["template"]) for t in template if t.get("name") == "default"), None)
+    return template
+
+
+def _compile(text: str | None, directory: Path) -> Any:
+    if text is None:
+        return None
+
+    def refuse(message: str) -> None:
+        raise TemplateError(message)
+
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    environment.globals["raise_exception"] = refuse
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    try:
+        return environment.from_string(text)
+    except TemplateError as error:
+        raise ConfigError(f"{directory}: the chat template is not valid: {error}") from None
