@@ -6,7 +6,9 @@ from __future__ import annotations
 class PDError(Exception):
     """status: what the HTTP leg answers (400 bad or duplicate, 503 anything that a retry may cure)."""
 
-    def __init__(self, message: str, *, reason: str, status: int = 503, room: int | None = None, peer: str = "") -> None:
+    def __init__(
+        self, message: str, *, reason: str, status: int = 503, room: int | None = None, peer: str = ""
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.reason = reason

@@ -14,7 +14,9 @@ from dataclasses import dataclass, field
 import msgspec
 
 MIB = 1 << 20
-TARGET_PART_BYTES = MIB  # facts/peer-servers §7: arrays near 1 MB; fewer cost throughput, more cost 0.1 ms each
+TARGET_PART_BYTES = (
+    MIB  # facts/peer-servers §7: arrays near 1 MB; fewer cost throughput, more cost 0.1 ms each
+)
 MAX_PART_BYTES = 16 * MIB  # larger allocations are page-faulted in anew each time (facts/throughput)
 
 

@@ -20,7 +20,9 @@ def setting(default: Any, flag: str, doc: str) -> Any:
 class PDSettings:
     """Timers in seconds (protocol §7) and bounds of the hand-off. ``check()`` before use."""
 
-    lease_s: float = setting(15.0, "disaggregation-lease", "P: nothing heard about a bound room for this long ends it")
+    lease_s: float = setting(
+        15.0, "disaggregation-lease", "P: nothing heard about a bound room for this long ends it"
+    )
     peer_timeout_s: float = setting(
         5.0, "disaggregation-peer-timeout", "D: no answer from a P instance for this long ends its rooms"
     )
@@ -46,13 +48,19 @@ class PDSettings:
         1.0, "disaggregation-answer-bound", "round trip plus the longest stall of a peer's answering thread"
     )
     graveyard_timeout_s: float = setting(
-        150.0, "disaggregation-graveyard-timeout", "D: an abandoned pull unsettled by then costs its peer's server"
+        150.0,
+        "disaggregation-graveyard-timeout",
+        "D: an abandoned pull unsettled by then costs its peer's server",
     )
     heartbeat_interval_s: float = setting(
-        5.0, "disaggregation-bootstrap-heartbeat-interval", "how often an instance tells the registry that it lives"
+        5.0,
+        "disaggregation-bootstrap-heartbeat-interval",
+        "how often an instance tells the registry that it lives",
     )
     heartbeat_ttl_s: float = setting(
-        15.0, "disaggregation-bootstrap-heartbeat-ttl", "the registry forgets an instance silent for this long"
+        15.0,
+        "disaggregation-bootstrap-heartbeat-ttl",
+        "the registry forgets an instance silent for this long",
     )
     router_timeout_s: float = setting(
         1800.0, "router-request-timeout", "the router's own limit for one request, retries included"
@@ -61,16 +69,26 @@ class PDSettings:
         0, "disaggregation-unpulled-budget", "P: bytes that may wait to be pulled (0: a quarter of the pool)"
     )
     max_frame_bytes: int = setting(1 << 20, "disaggregation-max-frame", "longest side-channel frame")
-    max_peers: int = setting(256, "disaggregation-max-peers", "peers remembered at once, least recently heard go first")
-    max_rooms: int = setting(4096, "disaggregation-max-rooms", "live rooms per process; a leg beyond gets 503")
-    max_early: int = setting(4096, "disaggregation-max-early", "P: hellos and aborts kept for rooms whose leg is late")
+    max_peers: int = setting(
+        256, "disaggregation-max-peers", "peers remembered at once, least recently heard go first"
+    )
+    max_rooms: int = setting(
+        4096, "disaggregation-max-rooms", "live rooms per process; a leg beyond gets 503"
+    )
+    max_early: int = setting(
+        4096, "disaggregation-max-early", "P: hellos and aborts kept for rooms whose leg is late"
+    )
     max_tombstones: int = setting(
         262144, "disaggregation-max-tombstones", "ended rooms remembered; beyond it new legs get 503"
     )
     max_graveyard_bytes: int = setting(
-        1 << 30, "disaggregation-max-graveyard", "D: bytes of abandoned pulls of one peer before its server is replaced"
+        1 << 30,
+        "disaggregation-max-graveyard",
+        "D: bytes of abandoned pulls of one peer before its server is replaced",
     )
-    gated: bool = setting(False, "disaggregation-prefill-gated", "P prefills a room only after D has said hello")
+    gated: bool = setting(
+        False, "disaggregation-prefill-gated", "P prefills a room only after D has said hello"
+    )
 
     @property
     def renew_s(self) -> float:
@@ -101,17 +119,57 @@ class PDSettings:
         lost = 2  # messages that may be lost in a row without a false alarm
         gap = max(self.hello_interval_s, self.renew_s)
         rules: list[tuple[str, float, str, float]] = [
-            ("3 × max(hello-interval, renewal) + answer-bound", (lost + 1) * gap + self.answer_bound_s, "<", self.peer_timeout_s),
-            ("3 × max(hello-interval, renewal) + answer-bound", (lost + 1) * gap + self.answer_bound_s, "<", self.lease_s),
+            (
+                "3 × max(hello-interval, renewal) + answer-bound",
+                (lost + 1) * gap + self.answer_bound_s,
+                "<",
+                self.peer_timeout_s,
+            ),
+            (
+                "3 × max(hello-interval, renewal) + answer-bound",
+                (lost + 1) * gap + self.answer_bound_s,
+                "<",
+                self.lease_s,
+            ),
             ("peer-timeout + answer-bound", self.peer_timeout_s + self.answer_bound_s, "<", self.lease_s),
-            ("transfer-timeout + answer-bound", self.transfer_timeout_s + self.answer_bound_s, "<=", self.limbo_timeout_s),
-            ("notice life + message life (two leases)", self.notice_life_s + self.message_life_s, "<=", self.tombstone_life_s),
-            ("bootstrap-timeout + peer-timeout", self.bootstrap_timeout_s + self.peer_timeout_s, "<", self.request_timeout_s),
-            ("transfer-timeout + peer-timeout", self.transfer_timeout_s + self.peer_timeout_s, "<", self.request_timeout_s),
+            (
+                "transfer-timeout + answer-bound",
+                self.transfer_timeout_s + self.answer_bound_s,
+                "<=",
+                self.limbo_timeout_s,
+            ),
+            (
+                "notice life + message life (two leases)",
+                self.notice_life_s + self.message_life_s,
+                "<=",
+                self.tombstone_life_s,
+            ),
+            (
+                "bootstrap-timeout + peer-timeout",
+                self.bootstrap_timeout_s + self.peer_timeout_s,
+                "<",
+                self.request_timeout_s,
+            ),
+            (
+                "transfer-timeout + peer-timeout",
+                self.transfer_timeout_s + self.peer_timeout_s,
+                "<",
+                self.request_timeout_s,
+            ),
             ("5 × request-timeout", 5 * self.request_timeout_s, "<", self.router_timeout_s),
             ("2 × heartbeat-interval", 2 * self.heartbeat_interval_s, "<", self.heartbeat_ttl_s),
         ]
-        right = ["peer-timeout", "lease", "lease", "limbo-timeout", "tombstone", "request-timeout", "request-timeout", "router timeout", "heartbeat-ttl"]
+        right = [
+            "peer-timeout",
+            "lease",
+            "lease",
+            "limbo-timeout",
+            "tombstone",
+            "request-timeout",
+            "request-timeout",
+            "router timeout",
+            "heartbeat-ttl",
+        ]
         broken = []
         for (left, a, op, b), name in zip(rules, right, strict=True):
             if not (a < b if op == "<" else a <= b):
@@ -119,6 +177,7 @@ class PDSettings:
         broken += [
             f"{f.metadata['flag']} = {getattr(self, f.name)!r} must be a positive number"
             for f in dataclasses.fields(self)
-            if f.name not in ("tombstone_s", "unpulled_budget_bytes", "gated") and not getattr(self, f.name) > 0
+            if f.name not in ("tombstone_s", "unpulled_budget_bytes", "gated")
+            and not getattr(self, f.name) > 0
         ]
         return broken

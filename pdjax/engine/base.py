@@ -11,20 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
 from pdjax.core.kvpoll import KVPoll
 from pdjax.core.pools import KVArgs, Part
-
-
-class FirstToken(msgspec.Struct, frozen=True):
-    """What P hands over beside the KV, in ``ready``: D never computes it again (protocol §3)."""
-
-    token: int
-    logprob: float | None = None
-    cached_tokens: int = 0
-    queue_s: float = 0.0  # time in P's queue
-    prefill_s: float = 0.0  # P's forward passes
+from pdjax.core.wire import FirstToken as FirstToken
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,123 @@
+"""The peers of one process: links, addresses, outgoing frames (protocol §3).
+
+Driver thread only. Bounded: the least recently heard link goes when a new peer comes (S12).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pdjax.core import link as lk
+from pdjax.core import wire
+from pdjax.core.link import Link
+from pdjax.core.settings import PDSettings
+from pdjax.engine.ports import FrameIn, SideChannel
+
+MAX_MESSAGES = (
+    64  # of one frame; a manifest of a very long prompt can be large, so it travels with few others
+)
+
+
+class PeerBook:
+    """instance id → link. On P links come from frames, on D from the registry."""
+
+    def __init__(
+        self,
+        me: str,
+        epoch: int,
+        settings: PDSettings,
+        secret: bytes,
+        channel: SideChannel,
+        count: Callable[[str], None],
+        log: Callable[[str, str, wire.AnyMessage], None],
+    ) -> None:
+        self._me, self._epoch, self._settings, self._secret = me, epoch, settings, secret
+        self._channel, self._count, self._log = channel, count, log
+        self.links: dict[str, Link] = {}
+        self._outbox: dict[str, list[wire.AnyMessage]] = {}
+        self._bare: set[str] = set()
+
+    def learn(self, instance: str, address: str) -> None:
+        """D: the registry says where this P listens now."""
+        link = self.links.get(instance)
+        if link is None:
+            self._make_room()
+            self.links[instance] = Link(instance, address)
+        elif link.address != address:
+            self._channel.forget(link.address)
+            link.address = address
+
+    def by_address(self, address: str) -> str | None:
+        return next((k for k, v in self.links.items() if v.address == address), None)
+
+    def epoch_of(self, peer: str) -> int:
+        link = self.links.get(peer)
+        return link.epoch if link is not None else 0
+
+    def receive(self, event: FrameIn, now: float, create: bool) -> tuple[Link, wire.Frame, bool, int] | None:
+        """Decode and judge one frame → (link, frame, may its messages act, the epoch it supersedes or 0)."""
+        frame = wire.decode(event.frame, self._secret, self._settings.max_frame_bytes)
+        if isinstance(frame, wire.BadFrame):
+            self._count(f"bad_frame_{frame.why}")
+            return None
+        link = self.links.get(frame.instance)
+        if link is None:
+            if not create:
+                self._count("unknown_peer")
+                return None
+            self._make_room()
+            link = self.links[frame.instance] = Link(frame.instance, event.address)
+        verdict = link.judge(frame, self._epoch, now, self._settings.message_life_s)
+        if verdict == lk.OLD_EPOCH:
+            self._count("stale_epoch")
+            return None
+        if create:
+            link.address = event.address
+        reborn_from = link.epoch if 0 < link.epoch < frame.epoch else 0
+        link.epoch = frame.epoch
+        if verdict != lk.OK:
+            self._count(verdict)
+            if frame.messages:
+                self._bare.add(link.instance)
+            return link, frame, False, reborn_from
+        link.last_heard = now
+        for m in link.take_stash():
+            self.send(link.instance, m)
+        return link, frame, True, reborn_from
+
+    def send(self, peer: str, message: wire.AnyMessage) -> None:
+        self._outbox.setdefault(peer, []).append(message)
+
+    def flush(self, now: float) -> None:
+        """One frame to each peer that has something to hear, or owes us proof of freshness."""
+        outbox, self._outbox = self._outbox, {}
+        bare, self._bare = self._bare, set()
+        for peer in bare - outbox.keys():
+            outbox[peer] = []
+        for peer, messages in outbox.items():
+            link = self.links.get(peer)
+            if link is None:
+                self._count("send_to_unknown_peer")
+                continue
+            for i in range(0, max(len(messages), 1), MAX_MESSAGES):
+                self._send_frame(link, messages[i : i + MAX_MESSAGES], now)
+
+    def _send_frame(self, link: Link, messages: list[wire.AnyMessage], now: float) -> None:
+        dropped = link.stash_dropped
+        data = wire.encode(link.frame(self._me, self._epoch, now, messages), self._secret)
+        if link.stash_dropped > dropped:
+            self._count("stash_dropped")
+        for m in messages:
+            self._log("sent", link.instance, m)
+        if len(data) > self._settings.max_frame_bytes:
+            self._count("frame_too_long")
+        elif not self._channel.send(link.address, data):
+            self._count("send_dropped")
+
+    def _make_room(self) -> None:
+        if len(self.links) < self._settings.max_peers:
+            return
+        victim = min(self.links.values(), key=lambda link: link.last_heard)
+        self._count("peers_evicted")
+        self._channel.forget(victim.address)
+        del self.links[victim.instance]
