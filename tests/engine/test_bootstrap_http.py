@@ -314,3 +314,21 @@ def test_announce_without_a_registry_says_what_to_do(clients):
     client, _ = clients(None, 1)
     with pytest.raises(ValueError, match="bootstrap host"):
         client.announce(prefill())
+
+
+def test_a_replaced_life_says_so_and_does_not_fight_for_the_seat(server, http, clients):
+    client, _ = clients(*server.address, heartbeat_interval_s=0.05)
+    client.announce(prefill(epoch=7))
+    until(lambda: client.membership.registered, "registered")
+    http.put("/route", json=prefill(epoch=8))
+    until(lambda: client.counters["refused_409"] >= 2, "it asks again and again")
+    assert not client.membership.registered and "newer life" in client.membership.error
+    assert server.registry.list("prefill", 0.0)[0].seat.epoch == 8
+
+
+def test_a_proxy_of_the_environment_does_not_stand_between_instances(server, http, clients, monkeypatch):
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
+    http.put("/route", json=prefill())
+    client, sink = clients(*server.address)
+    client.lookup(1, "127.0.0.1", None)
+    assert sink.wait(1)[0].error is None
