@@ -400,6 +400,10 @@ class ReceiverSide:
         life = self.peers.setdefault(peer, PeerLife())
         life.waiting_since, life.last_answer = None, now
 
+    def gone(self, peer: str) -> None:
+        """Nobody is there: no answer is owed any more, and none is fresh."""
+        self.peers.pop(peer, None)
+
     def silent(self, peer: str, now: float) -> float | None:
         """When the silence of that P will be over, None when it owes no answer."""
         since = self.peers[peer].waiting_since if peer in self.peers else None

@@ -129,6 +129,7 @@ class KVManager(BaseKVManager):
         self._timers: list[tuple[float, int, fx.TimerKey]] = []
         self._timer_seq = 0
         self._legs: dict[int, Leg] = {}
+        self._unopened: dict[int, list[KVEvent]] = {}  # claimed, and not yet taken over by the scheduler
         self._pulls: dict[int, tuple[int, int, fx.StartPull]] = {}
         self._pull_ids: dict[tuple[int, int], int] = {}
         fingerprint = args.fingerprint.hash
@@ -165,6 +166,7 @@ class KVManager(BaseKVManager):
             known = leg.room in self.rooms
             if not known:
                 self._legs[leg.room] = leg
+                self._unopened[leg.room] = []
             answer = next(
                 (
                     e
@@ -175,6 +177,8 @@ class KVManager(BaseKVManager):
             )
         self.ports.channel.wake()
         if answer is not None:
+            if not known:
+                self._unopened.pop(leg.room, None)
             self.counters.add(f"legs_refused_{answer.reason}")
             raise PDError(explain(answer.reason), reason=answer.reason, status=answer.status, room=leg.room)
 
@@ -190,11 +194,19 @@ class KVManager(BaseKVManager):
 
     def create_sender(self, room: int) -> Sender:
         with self._lock:
+            self._open(room)
             return Sender(self, room, self.sender.rooms[room])
 
     def create_receiver(self, room: int, bootstrap_addr: str) -> Receiver:
         with self._lock:
+            self._open(room)
             return Receiver(self, bootstrap_addr, room, self.receiver.rooms[room])
+
+    def _open(self, room: int) -> None:
+        """The scheduler has the room now: what happened since the claim was kept for it (V11)."""
+        if room not in self.rooms:
+            raise PDError("the room has ended and is forgotten", reason="request_timeout", room=room)
+        self._events += self._unopened.pop(room, [])
 
     def take_events(self) -> list[KVEvent]:
         with self._lock:
@@ -236,6 +248,7 @@ class KVManager(BaseKVManager):
         self._n_live += (record is not None and record.live) - was_live
         if record is None:
             self._legs.pop(room, None)
+            self._unopened.pop(room, None)
         self._log_transition(line, ev)
         self._keep(effects)
         return effects
@@ -247,7 +260,8 @@ class KVManager(BaseKVManager):
             elif isinstance(e, fx.Count):
                 self.counters.add(e.name)
             elif isinstance(e, fx.Ended | fx.PageQueue | fx.Deliver | fx.BudgetFreed):
-                self._events.append(_kv_event(e))
+                held = self._unopened.get(e.room) if not isinstance(e, fx.BudgetFreed) else None
+                (self._events if held is None else held).append(_kv_event(e))
                 self._on_event()
             elif not isinstance(e, fx.Answer):
                 self._pending.append(e)
@@ -345,7 +359,7 @@ class KVManager(BaseKVManager):
         if peer is None or self.role != t.RECEIVER:
             return
         with self._lock:
-            self.receiver.answered(peer, float("-inf"))
+            self.receiver.gone(peer)
             for room in self.receiver.rooms_of(peer):
                 self._safely(room, Event(event, peer))
             self._pending.append(DropPeer(peer, self.peers.epoch_of(peer)))
