@@ -9,7 +9,8 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass, field
 
-from pdjax.engine.base import BaseKVReceiver, BaseKVSender, FirstToken
+from pdjax.core.wire import FirstToken
+from pdjax.engine.base import BaseKVReceiver, BaseKVSender
 from pdjax.engine.ports import DecodeRow, PrefillChunk, SampleSpec
 from pdjax.sched.request import Finish, Request
 

@@ -10,6 +10,7 @@ others wait behind it, at most for the peer silence timer, after which the room 
 
 from __future__ import annotations
 
+from pdjax.core.errors import PDError
 from pdjax.core.kvpoll import KVPoll
 from pdjax.core.pools import pages_for
 from pdjax.engine.base import KVEvent, KVLanded, KVReady, Packed
@@ -86,8 +87,11 @@ class SchedulerDisaggregationDecodeMixin(RoomTable):
             seq.req.times.ready = self.clock()
             seq.req.times.peer_queue_s = event.first.queue_s
             seq.req.times.peer_prefill_s = event.first.prefill_s
-            seq.req.cached_tokens = event.first.cached_tokens
-            self._move(seq, self.page_queue)
+            if event.n_tokens == seq.n_prompt:
+                self._move(seq, self.page_queue)
+            else:  # the manager compares manifests (S7); this is the other half of the assertion
+                message = f"P offers the KV of {event.n_tokens} tokens, the prompt has {seq.n_prompt}"
+                self._fail(seq, PDError(message, reason="manifest_mismatch", room=event.room))
         elif isinstance(event, KVLanded):
             self._handle_landed(event)
         else:
@@ -168,6 +172,7 @@ class SchedulerDisaggregationDecodeMixin(RoomTable):
             return
         seq.committed = True
         seq.computed = seq.n_prompt
+        seq.req.cached_tokens = seq.first.cached_tokens
         self._leave_room(
             seq
         )  # Success stands whatever P says later, and the room may be used again (protocol §5)
@@ -177,10 +182,8 @@ class SchedulerDisaggregationDecodeMixin(RoomTable):
         if seq.receiver is not None and not seq.committed:
             seq.receiver.abort(reason)
 
-    def _refused(self, req: Request, reason: str) -> None:
-        super()._refused(req, reason)
-        if req.room is not None:
-            self.manager.create_receiver(req.room, bootstrap_addr(req)).abort(reason)
+    def _abort_claim(self, req: Request, room: int, reason: str) -> None:
+        self.manager.create_receiver(room, bootstrap_addr(req)).abort(reason)
 
 
 class DecodeScheduler(SchedulerDisaggregationDecodeMixin, Scheduler):

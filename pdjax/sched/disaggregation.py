@@ -6,6 +6,8 @@ it is counted (S5).
 
 from __future__ import annotations
 
+import logging
+from abc import abstractmethod
 from typing import TYPE_CHECKING
 
 from pdjax.core.errors import ConfigError, PDError
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
     from pdjax.sched.scheduler import Scheduler as _Scheduler
 else:
     _Scheduler = object
+
+log = logging.getLogger(__name__)
 
 
 class RoomTable(_Scheduler):
@@ -37,6 +41,20 @@ class RoomTable(_Scheduler):
             message = "this server runs one half of a request: send it through the router (no bootstrap_room)"
             raise PDError(message, reason="bad_request", status=400)
         super()._validate(req)
+
+    def _refused(self, req: Request, reason: str) -> None:
+        super()._refused(req, reason)
+        if req.room is None or req.room in self._rooms:
+            return
+        try:
+            self._abort_claim(req, req.room, reason)
+        except Exception:
+            self.counts["engine_errors"] += 1
+            log.exception("room %s of a refused request did not end", req.room)
+
+    @abstractmethod
+    def _abort_claim(self, req: Request, room: int, reason: str) -> None:
+        """End a claimed room whose request the scheduler never took in."""
 
     def _enter_room(self, seq: Seq) -> bool:
         """False: the room is taken, and the newcomer is closed. The first one goes on (protocol §1)."""

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from pdjax.core.kvpoll import KVPoll
 from pdjax.core.pools import packed_bytes, pages_for
-from pdjax.engine.base import FirstToken, KVEvent, KVReleased
+from pdjax.core.wire import FirstToken
+from pdjax.engine.base import KVEvent, KVReleased
 from pdjax.engine.ports import Sampled
 from pdjax.sched.batch import Fifo, Seq, finish_of
 from pdjax.sched.disaggregation import RoomTable
@@ -120,17 +121,15 @@ class SchedulerDisaggregationPrefillMixin(RoomTable):
         self._close(seq, Output((first.token,), (sampled.logprob,), finish))
 
     def _close(self, seq: Seq, output: Output) -> None:
-        self._try_budget |= seq.queue is self.budget_queue  # the next one may need fewer bytes
+        self._try_budget |= seq is self.budget_queue.head()  # the next one may need fewer bytes
         super()._close(seq, output)
 
     def _end_room(self, seq: Seq, reason: str) -> None:
         if seq.sender is not None:
             seq.sender.abort(reason)
 
-    def _refused(self, req: Request, reason: str) -> None:
-        super()._refused(req, reason)
-        if req.room is not None:
-            self.manager.create_sender(req.room).abort(reason)
+    def _abort_claim(self, req: Request, room: int, reason: str) -> None:
+        self.manager.create_sender(room).abort(reason)
 
 
 class PrefillScheduler(SchedulerDisaggregationPrefillMixin, Scheduler):

@@ -362,11 +362,12 @@ class Scheduler:
         self._emit(req, Output((token,), logprobs))
 
     def _fail(self, seq: Seq, error: Exception) -> None:
-        """A call made for this request raised: it ends alone (S11), and its pages' content is not trusted."""
-        self.counts["engine_errors"] += 1
+        """What was done for this request went wrong: it ends alone (S11), its pages' content is not trusted."""
+        reason = error.reason if isinstance(error, PDError) else "engine_error"
+        self.counts["engine_errors"] += reason == "engine_error"
         log.error("request %s (room %s) failed", seq.req.rid, seq.req.room, exc_info=error)
         try:
-            self._end_room(seq, "engine_error")
+            self._end_room(seq, reason)
         except Exception:
             self.counts["engine_errors"] += 1
             log.exception("request %s: its room %s did not end", seq.req.rid, seq.req.room)

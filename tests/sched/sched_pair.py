@@ -1,0 +1,83 @@
+"""One P and one D joined by the fake manager, and both legs of every request."""
+
+from __future__ import annotations
+
+import itertools
+
+from sched_fake_manager import FakeManager, Link
+from sched_harness import EOS, Client, FlakyRunner, assert_initial
+
+from pdjax.core.errors import PDError
+from pdjax.core.pools import Fingerprint, KVArgs
+from pdjax.engine.base import Leg
+from pdjax.sched.factory import make_scheduler
+from pdjax.sched.scheduler import SchedulerConfig
+from pdjax.sim.ports import VirtualClock
+
+
+class Pair:
+    """One P and one D over one link, and both legs of every request."""
+
+    def __init__(self, *, budget_bytes=1 << 40, p=None, d=None, p_config=None, d_config=None) -> None:
+        self.clock = VirtualClock()
+        self.link = Link(budget_bytes=budget_bytes)
+        self.p_runner = FlakyRunner(**{"num_pages": 40, **(p or {})})
+        self.d_runner = FlakyRunner(**{"num_pages": 40, "max_batch": 4, **(d or {})})
+        config = {"context_length": 64, "eos_ids": frozenset({EOS}), "chunked_prefill_size": 7}
+        self.p_config = SchedulerConfig(**{**config, **(p_config or {})})
+        self.d_config = SchedulerConfig(**{**config, **(d_config or {})})
+        self.p_manager = FakeManager("prefill", self.link, kv_args("p", self.p_runner))
+        self.d_manager = FakeManager("decode", self.link, kv_args("d", self.d_runner))
+        self.p = make_scheduler("prefill", self.p_config, self.p_runner, self.clock, self.p_manager)
+        self.d = make_scheduler("decode", self.d_config, self.d_runner, self.clock, self.d_manager)
+        self.rooms = itertools.count(1)
+
+    def submit(
+        self, prompt, sampling, *, sides="pd", room=None, rid=None
+    ) -> tuple[Client | None, Client | None]:
+        """Claim and submit the legs named in sides; None for a leg that was refused or left out."""
+        room = next(self.rooms) if room is None else room
+        rid = rid or f"r{room}"
+        return tuple(
+            self._leg(scheduler, Client(prompt, sampling, rid, room)) if side in sides else None
+            for side, scheduler in (("p", self.p), ("d", self.d))
+        )
+
+    def _leg(self, scheduler, client: Client) -> Client | None:
+        leg = Leg(client.room, client.rid, "digest", len(client.prompt), "p.test", None)
+        scheduler.manager.claim(leg)
+        try:
+            scheduler.submit(client.req)
+        except PDError:
+            return None
+        return client
+
+    def settle(self, turns: int = 20_000) -> None:
+        """Run both sides and the world until nothing can happen any more."""
+        for _ in range(turns):
+            worked = self.p.step()
+            worked |= self.d.step()
+            worked |= self.link.pump()
+            if not worked:
+                wake = self.d.next_wake()
+                if wake is None:
+                    return
+                self.clock.advance_to(wake)
+        raise AssertionError("the pair is still busy")
+
+    def steps(self, n: int) -> None:
+        """n turns of P, D and everything between them."""
+        for _ in range(n):
+            self.p.step()
+            self.d.step()
+            self.link.pump()
+
+    def assert_initial(self) -> None:
+        assert_initial(self.p)
+        assert_initial(self.d)
+        assert self.link.charged == 0
+
+
+def kv_args(name: str, runner: FlakyRunner) -> KVArgs:
+    fields = dict.fromkeys(Fingerprint.__struct_fields__, "")
+    return KVArgs(runner.pools, runner.page_size, Fingerprint(**fields), name)

@@ -1,0 +1,155 @@
+"""The simulated runner tells every kind of wrong page: otherwise the scheduler tests would prove nothing."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import numpy as np
+import pytest
+import xxhash
+
+from pdjax.core.pools import page_bucket, plan_parts
+from pdjax.engine.ports import DecodeRow, PrefillChunk, SampleSpec
+from pdjax.sched.request import SamplingParams
+from pdjax.sim.ports import VirtualClock
+from pdjax.sim.runner import POISON, SimModel, SimRunner, expected_tokens
+
+GREEDY = SampleSpec()
+MODEL = SimModel(n_vocab=1 << 30, n_layers=3)  # so many tokens that two histories never agree by chance
+PROMPT = [7, 1, 7, 1, 7, 1, 7, 1, 3, 5]
+PAGES = [9, 2, 11, 4]
+
+
+def answer(runner, pages, n, prompt=PROMPT, sample=GREEDY):
+    tokens = [runner.prefill(PrefillChunk(prompt, 0, pages, sample)).token]
+    while len(tokens) < n:
+        row = DecodeRow(tokens[-1], len(prompt) + len(tokens) - 1, pages, sample)
+        tokens.append(runner.decode([row])[0].token)
+    return tokens
+
+
+@pytest.fixture
+def runner():
+    return SimRunner(model=MODEL, num_pages=20)
+
+
+@pytest.mark.parametrize("sampling", [SamplingParams(), SamplingParams(temperature=1.0, seed=1 << 40)])
+def test_answers_are_the_expected_ones(runner, sampling):
+    sample = SampleSpec(sampling.temperature, sampling.seed)
+    assert answer(runner, PAGES, 6, sample=sample) == expected_tokens(PROMPT, sampling, 6, model=MODEL)
+
+
+def test_what_decides_a_token():
+    def tokens(**kwargs):
+        return expected_tokens(PROMPT, SamplingParams(**kwargs), 3, model=MODEL)
+
+    assert tokens(temperature=0.0, seed=1) == tokens(temperature=0.0, seed=2)
+    assert tokens(temperature=1.0, seed=1) != tokens(temperature=1.0, seed=2)
+    stop = tokens()[1]
+    assert tokens(stop_token_ids=frozenset({stop})) == tokens()[:2]
+    assert expected_tokens(PROMPT, SamplingParams(), 3, model=MODEL, eos_ids={stop}) == tokens()[:2]
+    assert (
+        expected_tokens(PROMPT, SamplingParams(ignore_eos=True), 3, model=MODEL, eos_ids={stop}) == tokens()
+    )
+
+
+@pytest.mark.parametrize("cuts", [[3], [4], [5], [4, 8], [1, 2, 9]])
+def test_chunks_make_no_difference(runner, cuts):
+    edges = [0, *cuts, len(PROMPT)]
+    for start, stop in itertools.pairwise(edges):
+        sample = GREEDY if stop == len(PROMPT) else None
+        sampled = runner.prefill(PrefillChunk(PROMPT[start:stop], start, PAGES, sample))
+    assert [sampled.token] == expected_tokens(PROMPT, SamplingParams(), 1, model=MODEL)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "one word",
+        "the other layer",
+        "swapped pages",
+        "stale page",
+        "foreign page",
+        "never written",
+        "reserved page",
+    ],
+)
+def test_every_wrong_page_is_a_wrong_token(runner, damage):
+    runner.prefill(PrefillChunk(PROMPT, 0, PAGES, None))
+    runner.prefill(PrefillChunk(PROMPT[::-1], 0, [15, 16, 17], None))
+    pages = list(PAGES)
+    if damage == "one word":
+        runner.kv[0, 2, 1, 1] ^= 1
+    elif damage == "the other layer":
+        runner.kv[2, 9, 3, 0] ^= 1 << 63
+    elif damage == "swapped pages":
+        pages[0], pages[1] = pages[1], pages[0]
+    elif damage == "stale page":
+        runner.kv[:, 11] = runner.kv[:, 9]
+    elif damage == "foreign page":
+        pages[1] = 16
+    elif damage == "never written":
+        pages[1] = 18
+    else:
+        runner.kv[:, 2] = runner.kv[:, 0]
+    right = expected_tokens([*PROMPT, 3], SamplingParams(), 1, model=MODEL)
+    assert [runner.decode([DecodeRow(3, 10, PAGES, GREEDY)])[0].token] == right or pages == PAGES
+    assert [runner.decode([DecodeRow(3, 10, pages, GREEDY)])[0].token] != right
+
+
+@pytest.mark.parametrize("n_pages", [1, 2, 3, 4, 5, 7])
+def test_gather_and_scatter_move_the_content(runner, n_pages):
+    prompt = [random.Random(n_pages).randrange(100) for _ in range(n_pages * 4 - 1)]
+    source, target = list(range(1, 1 + n_pages)), list(range(19, 19 - n_pages, -1))
+    answer(runner, source, 1, prompt)
+    packed = runner.gather(source)
+    assert [part.nbytes for part in packed.parts] == [array.nbytes for array in packed.arrays]
+    assert [part.checksum for part in packed.parts] == [
+        xxhash.xxh3_64_intdigest(a.tobytes()) for a in packed.arrays
+    ]
+    assert packed.arrays[0].shape[1] == page_bucket(n_pages)
+    runner.kv[:, source] = POISON  # the arrays are private: what happens to the pages now is no matter
+    other = SimRunner(model=MODEL, num_pages=20)
+    other.scatter(target, packed)
+    assert (
+        other.kv[:, [p for p in range(1, 20) if p not in target]] == POISON
+    ).all()  # padding goes to page 0
+    right = expected_tokens([*prompt, 3], SamplingParams(), 1, model=MODEL)
+    assert [other.decode([DecodeRow(3, len(prompt), target, GREEDY)])[0].token] == right
+
+
+def test_padding_repeats_the_last_page_of_the_request(runner):
+    """No other request's bytes travel in it."""
+    runner.kv[:, 1:6] = np.arange(5, dtype=np.uint64).reshape(5, 1, 1)
+    (array,) = runner.gather([1, 2, 3, 4, 5]).arrays
+    assert array.shape[1] == 6 and (array[:, 5] == array[:, 4]).all()
+
+
+def test_checksums_can_be_off():
+    packed = SimRunner(checksums=False).gather([1, 2])
+    assert packed.parts == plan_parts(SimRunner().pools, 2)
+
+
+def test_wrong_calls_raise(runner):
+    with pytest.raises(ValueError, match="outside a page table of 2 pages"):
+        runner.prefill(PrefillChunk(PROMPT, 0, [1, 2], None))
+    for page in (0, 20):
+        with pytest.raises(ValueError, match=r"pages lie in 1…19"):
+            runner.prefill(PrefillChunk([1], 0, [page], None))
+    with pytest.raises(ValueError, match="between 1 and max_batch=8"):
+        runner.decode([])
+    with pytest.raises(ValueError, match="not those of 3 pages"):
+        runner.scatter([1, 2, 3], runner.gather([4, 5]))
+
+
+def test_virtual_clock():
+    clock = VirtualClock(1.0)
+    clock.advance(0.5)
+    assert clock() == 1.5
+    clock.advance_to(1.0)
+    assert clock() == 1.5
+    clock.advance_to(2.0)
+    assert clock() == 2.0
+    with pytest.raises(ValueError, match="does not go back"):
+        clock.advance(-1)
