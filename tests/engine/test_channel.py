@@ -1,0 +1,282 @@
+"""The side-channel contract on ZMQ, and what only real sockets have."""
+
+from __future__ import annotations
+
+import itertools
+import socket
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+import zmq
+from contract.channel_contract import ChannelContract, ChannelPair
+
+from pdjax.core.errors import ConfigError
+from pdjax.core.settings import PDSettings
+from pdjax.engine.jax_transfer import channel as channel_module
+from pdjax.engine.jax_transfer.channel import ZmqSideChannel
+from pdjax.engine.ports import ChannelEvent, FrameIn, Refused, SideChannel
+
+BOUND_S = 20.0
+SETTINGS = PDSettings(max_frame_bytes=1 << 16, max_peers=8)
+
+
+class ZmqPair(ChannelPair):
+    max_frame_bytes = SETTINGS.max_frame_bytes
+
+    def __init__(self) -> None:
+        self._made: list[SideChannel] = []
+        self.p = self._keep(ZmqSideChannel.bind("127.0.0.1", settings=SETTINGS))
+        self.d = self.new_d("d0:1")
+
+    def _keep(self, channel: ZmqSideChannel) -> ZmqSideChannel:
+        self._made.append(channel)
+        return channel
+
+    def new_d(self, identity: str) -> ZmqSideChannel:
+        return self._keep(ZmqSideChannel.dealer(identity, settings=SETTINGS))
+
+    def kill_p(self) -> None:
+        self.p.close()
+
+    def revive_p(self) -> None:
+        port = int(self.p.address.rpartition(":")[2])
+        self.p = self._keep(ZmqSideChannel.bind("127.0.0.1", port, settings=SETTINGS))
+
+    def dead_address(self) -> str:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            return f"127.0.0.1:{probe.getsockname()[1]}"
+
+    def settle(self, channel: SideChannel, until: Callable[[list[ChannelEvent]], bool]) -> list[ChannelEvent]:
+        events: list[ChannelEvent] = []
+        deadline = time.monotonic() + BOUND_S
+        while not until(events):
+            assert time.monotonic() < deadline, f"nothing in {BOUND_S} s; received {events}"
+            channel.wait(0.05)
+            events += channel.receive()
+        return events
+
+    def idle(self, channel: SideChannel) -> list[ChannelEvent]:
+        """Longer than two reconnect intervals."""
+        events: list[ChannelEvent] = []
+        deadline = time.monotonic() + 1.2
+        while time.monotonic() < deadline:
+            channel.wait(0.1)
+            events += channel.receive()
+        return events
+
+    def close(self) -> None:
+        for channel in self._made:
+            channel.close()
+
+
+@pytest.fixture
+def pair():
+    pair = ZmqPair()
+    yield pair
+    pair.close()
+
+
+class TestZmq(ChannelContract):
+    @pytest.fixture
+    def pair(self):
+        pair = ZmqPair()
+        yield pair
+        pair.close()
+
+
+def test_a_refusal_is_reported_within_milliseconds(pair):
+    took = []
+    for _ in range(5):
+        dead = pair.dead_address()
+        start = time.monotonic()
+        pair.d.send(dead, b"x")
+        assert pair.settle(pair.d, bool) == [Refused(dead)]
+        took.append(time.monotonic() - start)
+        pair.d.forget(dead)
+    assert min(took) < 0.05, took
+
+
+def test_wake_ends_a_wait_from_another_thread_and_before_it(pair):
+    thread = threading.Timer(0.05, pair.p.wake)
+    thread.start()
+    start = time.monotonic()
+    pair.p.wait(60.0)
+    thread.join()
+    assert time.monotonic() - start < BOUND_S
+    for _ in range(100_000):  # more than a pipe holds: must not block
+        pair.p.wake()
+    pair.p.wait(60.0)
+    start = time.monotonic()
+    pair.p.wait(0.05)  # all wakes were taken by the wait before
+    assert time.monotonic() - start >= 0.04
+
+
+def test_a_frame_that_arrives_ends_a_wait(pair):
+    pair.meet()
+    pair.d.send(pair.address, b"x")
+    start = time.monotonic()
+    pair.p.wait(60.0)
+    assert time.monotonic() - start < BOUND_S
+    assert pair.p.receive() == [FrameIn("d0:1", b"x")]
+
+
+def test_receive_is_bounded_and_the_rest_comes_later(pair, monkeypatch):
+    monkeypatch.setattr(channel_module, "BATCH_EVENTS", 10)
+    for i in range(25):
+        assert pair.d.send(pair.address, b"%d" % i)
+    batches = []
+    pair.settle(pair.p, lambda got: batches.append(len(got)) or len(got) == 25)
+    assert max(b - a for a, b in itertools.pairwise(batches)) <= 10
+
+
+def test_a_peer_that_does_not_read_costs_false_and_never_a_wait(pair):
+    pair.meet()
+    frame = b"x" * 65536
+    start = time.monotonic()
+    results = [pair.p.send("d0:1", frame) for _ in range(4000)]
+    assert time.monotonic() - start < BOUND_S
+    assert results[0]
+    assert not results[-1]
+    assert pair.p.counters.dropped_full == results.count(False)
+    assert pair.p.counters.sent == results.count(True) + 1
+
+
+GARBAGE = [
+    b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+    b"\x00" * 4,
+    b"\x00" * 4096,
+    b"\xff" * 10 + b"\x7f" + b"\xff" * 5000,
+    b"\xff\x00\x00\x00\x00\x00\x00\x00\x01\x7f\x03\x00NULL"
+    + b"\x00" * 48
+    + b"\x02"
+    + b"\xff" * 8
+    + b"x" * 100,
+    b"",
+]
+
+
+def test_garbage_from_other_clients_is_survived(pair):
+    pair.meet()
+    ip, _, port = pair.address.rpartition(":")
+    clients = []
+    for blob in GARBAGE:
+        client = socket.create_connection((ip, int(port)), timeout=BOUND_S)
+        client.sendall(blob)
+        clients.append(client)
+    assert pair.idle(pair.p) == []
+    pair.meet()
+    for client in clients:
+        client.close()
+    pair.meet()
+
+
+@pytest.fixture
+def raw(pair):
+    """A ZMQ client without manners."""
+    context = zmq.Context()
+    sock = context.socket(zmq.DEALER)
+    sock.setsockopt(zmq.LINGER, 0)
+    sock.setsockopt(zmq.IDENTITY, b"raw\xff")
+    sock.connect(f"tcp://{pair.address}")
+    yield sock
+    sock.close()
+    context.term()
+
+
+def test_malformed_and_long_frames_are_dropped_and_counted(pair, raw):
+    raw.send_multipart([b"one", b"two"])
+    raw.send_multipart([b"", b"two", b"three"])
+    raw.send(b"x" * (SETTINGS.max_frame_bytes + 1))
+    raw.send(b"good")
+    (event,) = pair.frames(pair.p, 1)
+    assert event.frame == b"good"
+    assert pair.p.counters.dropped_malformed == 2
+    assert pair.p.counters.dropped_too_long == 1
+    assert pair.p.send(event.address, b"back")  # a name that is no UTF-8 survives the way through text
+    assert raw.poll(BOUND_S * 1000)
+    assert raw.recv() == b"back"
+
+
+def test_a_far_too_long_frame_is_cut_off(pair, raw):
+    pair.meet()
+    raw.send(b"x" * (4 * SETTINGS.max_frame_bytes))
+    assert pair.idle(pair.p) == []
+    pair.meet()
+
+
+def test_the_same_life_of_d_takes_its_name_back(pair):
+    pair.meet()
+    again = pair.new_d("d0:1")
+    assert again.send(pair.address, b"hello")
+    assert pair.frames(pair.p, 1) == [FrameIn("d0:1", b"hello")]
+    assert pair.p.send("d0:1", b"pending")
+    assert pair.frames(again, 1) == [FrameIn(pair.address, b"pending")]
+
+
+def test_the_number_of_peers_is_bounded(pair):
+    port = pair.dead_address().rpartition(":")[2]
+    addresses = [f"127.0.1.{i}:{port}" for i in range(1, SETTINGS.max_peers + 1)]
+    assert all(pair.d.send(a, b"x") for a in addresses)
+    assert not pair.d.send(pair.address, b"x")
+    assert pair.d.counters.dropped_peer_limit == 1
+    assert pair.d.counters.peers == SETTINGS.max_peers
+    pair.d.forget(addresses[0])
+    assert pair.d.send(pair.address, b"x")
+    assert pair.frames(pair.p, 1) == [FrameIn("d0:1", b"x")]
+
+
+def test_a_connect_without_an_answer_is_started_afresh():
+    """A full backlog drops SYNs like an address in a black hole; the kernel would try again ever more seldom."""
+    now = [0.0]
+    d = ZmqSideChannel.dealer("d0:1", settings=SETTINGS, clock=lambda: now[0])
+    silent = socket.socket()
+    silent.bind(("127.0.0.1", 0))
+    silent.listen(0)  # accepts TCP, speaks no ZMQ
+    address = f"127.0.0.1:{silent.getsockname()[1]}"
+    try:
+        assert d.send(address, b"x")
+        d.receive()
+        now[0] = channel_module.STALE_CONNECT_S - 0.1
+        assert d.send(address, b"x")
+        assert d.counters.recycled == 0
+        now[0] = 3 * channel_module.STALE_CONNECT_S
+        assert d.send(address, b"x")
+        assert d.counters.recycled == 1
+        assert d.counters.dropped_unreachable == 2
+        assert d.counters.peers == 1
+    finally:
+        d.close()
+        silent.close()
+
+
+@pytest.mark.parametrize("host", ["localhost", "0.0.0.0", "::", "eth0", ""])
+def test_a_host_that_peers_could_not_dial_is_refused(host):
+    with pytest.raises(ConfigError):
+        ZmqSideChannel.bind(host)
+
+
+def test_a_wildcard_with_an_advertised_ip():
+    p = ZmqSideChannel.bind("0.0.0.0", advertise="127.0.0.1", settings=SETTINGS)
+    d = ZmqSideChannel.dealer("d0:1", settings=SETTINGS)
+    try:
+        assert p.address.startswith("127.0.0.1:")
+        assert d.send(p.address, b"x")
+        p.wait(BOUND_S)
+        assert p.receive() == [FrameIn("d0:1", b"x")]
+    finally:
+        d.close()
+        p.close()
+
+
+def test_a_taken_port_is_a_config_error(pair):
+    with pytest.raises(ConfigError, match="cannot bind"):
+        ZmqSideChannel.bind("127.0.0.1", int(pair.address.rpartition(":")[2]))
+
+
+@pytest.mark.parametrize("identity", ["", "x" * 256, "\0x"])
+def test_a_bad_identity_is_refused(identity):
+    with pytest.raises(ConfigError):
+        ZmqSideChannel.dealer(identity)
