@@ -103,8 +103,8 @@ class HttpThread:
         self._sock.close()
 
 
-async def read_json(request: Request, limit_bytes: int) -> Any:
-    """The body as strict JSON (integers exact, no NaN). Raises BadBody, ClientDisconnect."""
+async def read_json(request: Request, limit_bytes: int) -> tuple[Any, int]:
+    """The body as strict JSON (integers exact, no NaN) and its length. Raises BadBody, ClientDisconnect."""
     body = bytearray()
     total = 0
     async for chunk in request.stream():
@@ -116,7 +116,7 @@ async def read_json(request: Request, limit_bytes: int) -> Any:
     if total > limit_bytes:
         raise BadBody(f"the body is longer than the limit of {limit_bytes} bytes")
     try:
-        return msgspec.json.decode(body)
+        return msgspec.json.decode(body), total
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadBody(f"the body is not valid JSON: {error}") from error
     except RecursionError as error:

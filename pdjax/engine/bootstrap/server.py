@@ -38,7 +38,7 @@ def _error(status: int, message: str) -> JSONResponse:
 
 
 async def _object(request: Request) -> dict[str, Any]:
-    body = await read_json(request, MAX_BODY_BYTES)
+    body, _ = await read_json(request, MAX_BODY_BYTES)
     if not isinstance(body, dict):
         raise BadBody("the body must be a JSON object")
     return body

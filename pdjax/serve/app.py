@@ -1,0 +1,155 @@
+"""The HTTP application of one node: generation, and the endpoints that both routers call (facts/router §0, §1).
+
+Must never be wrapped in a middleware, and must never answer a fault of the client with anything but 400 or 404.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.responses import PlainTextResponse, Response
+
+from pdjax.serve.answer import HttpLimits, JsonAnswer, Plan, answer, error_answer, read_object
+from pdjax.serve.calls import Desk
+from pdjax.serve.engine_api import Engine
+from pdjax.serve.errors import ApiError, bad
+from pdjax.serve.log import JsonLog
+from pdjax.serve.openai_api import parse_chat, parse_completion
+from pdjax.serve.params import boolean
+from pdjax.serve.sglang_api import parse_generate
+
+PARSERS = {
+    "/generate": parse_generate,
+    "/v1/completions": parse_completion,
+    "/v1/chat/completions": parse_chat,
+}
+
+
+def build_app(engine: Engine, limits: HttpLimits | None = None, log: JsonLog | None = None) -> FastAPI:
+    """The application; ``app.state.desk`` counts its calls. Serve it with ``engine.bootstrap.httpd``."""
+    limits = limits or HttpLimits()
+    desk = Desk(engine, log or JsonLog())
+    app = FastAPI(title="pdjax", docs_url=None, redoc_url=None, openapi_url=None)
+    app.state.desk = desk
+    _add_generation(app, desk, limits)
+    _add_health(app, engine)
+    _add_info(app, desk)
+    _add_control(app, desk, limits)
+
+    @app.exception_handler(ApiError)
+    async def refused(_: Request, error: ApiError) -> Response:
+        return error_answer(error)
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(_: Request, error: RequestValidationError) -> Response:
+        return error_answer(ApiError(400, str(error)))
+
+    return app
+
+
+def _add_generation(app: FastAPI, desk: Desk, limits: HttpLimits) -> None:
+    def add(path: str) -> None:
+        parser = PARSERS[path]
+
+        def parse(body: dict[str, Any]) -> Plan:
+            return parser(body, desk.engine, limits)
+
+        @app.post(path)
+        async def generate(request: Request) -> Response:
+            return await answer(request, desk, limits, parse)
+
+    for path in PARSERS:
+        add(path)
+
+
+def _add_health(app: FastAPI, engine: Engine) -> None:
+    @app.get("/health")
+    @app.get("/health_generate")
+    async def health() -> Response:
+        """200 while every thread lives, also without a peer: alive is not ready."""
+        dead = engine.failed()
+        return Response(status_code=200) if dead is None else PlainTextResponse(dead, status_code=503)
+
+    @app.get("/readiness")
+    async def readiness() -> Response:
+        ready = engine.failed() is None and engine.ready()
+        status = "ready" if ready else "not ready"
+        return JsonAnswer({"status": status, "role": engine.role}, status_code=200 if ready else 503)
+
+
+def _add_info(app: FastAPI, desk: Desk) -> None:
+    engine = desk.engine
+    created = int(time.time())
+    base = {"model_path": engine.model_name, "tokenizer_path": engine.model_name, **engine.model_info}
+
+    @app.get("/model_info")
+    @app.get("/get_model_info")
+    async def model_info() -> Response:
+        fixed = {"is_generation": True, "preferred_sampling_params": None, "weight_version": "default"}
+        return JsonAnswer({**fixed, **base, "max_model_len": engine.context_length})
+
+    @app.get("/server_info")
+    @app.get("/get_server_info")
+    async def server_info() -> Response:
+        return JsonAnswer(
+            {
+                **base,
+                "served_model_name": engine.model_name,
+                "tp_size": 1,
+                "dp_size": 1,
+                "load_balance_method": "round_robin",
+                "disaggregation_mode": engine.role,
+                "disaggregation_bootstrap_port": engine.bootstrap_port,
+                "context_length": engine.context_length,
+                "ready": engine.ready(),
+                "internal_states": [{**engine.info(), "http": {**desk.counters, "live": desk.live()}}],
+            }
+        )
+
+    @app.get("/v1/models")
+    async def models() -> Response:
+        name = engine.model_name
+        model = {
+            "id": name,
+            "object": "model",
+            "created": created,
+            "owned_by": "pdjax",
+            "root": name,
+            "parent": None,
+        }
+        return JsonAnswer({"object": "list", "data": [{**model, "max_model_len": engine.context_length}]})
+
+    @app.get("/get_load")
+    async def get_load() -> Response:
+        info = engine.info()
+        waiting = info["num_waiting"]
+        load = {
+            "dp_rank": 0,
+            "num_reqs": info["num_running"] + waiting,
+            "num_waiting_reqs": waiting,
+            "num_tokens": info["num_tokens"],
+        }
+        return JsonAnswer([load])
+
+
+def _add_control(app: FastAPI, desk: Desk, limits: HttpLimits) -> None:
+    @app.post("/flush_cache")
+    async def flush_cache() -> Response:
+        if desk.engine.flush_cache():
+            return PlainTextResponse("Cache flushed.")
+        return PlainTextResponse("Cache not flushed: requests are running.", status_code=400)
+
+    @app.post("/abort_request")
+    async def abort_request(request: Request) -> Response:
+        """Always 200: a request that has ended already is as aborted as can be."""
+        body, _ = await read_object(request, limits.max_body_bytes)
+        rid = body.get("rid")
+        if boolean(body, "abort_all"):
+            desk.engine.abort(None, all=True)
+            return JsonAnswer({"aborted": desk.live()})
+        if not isinstance(rid, str):
+            raise bad("rid", "must be a text, or send abort_all: true")
+        return JsonAnswer({"aborted": desk.abort(rid)})

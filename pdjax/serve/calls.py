@@ -1,0 +1,266 @@
+"""Live calls: from validated prompts to engine requests and back, with every end accounted for.
+
+A call is one HTTP request; it has one sub-request for each prompt. Outputs come on the scheduler thread and cross to
+the event loop here. Whatever ends a call early (disconnect, failure of one prompt, cancelled handler), each
+sub-request that has not ended is aborted. Must never block the event loop or raise into the scheduler.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+import uuid
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from pdjax.core.errors import PDError
+from pdjax.sched.request import Failure, Finish, Output, PhaseTimes, Request, SamplingParams
+from pdjax.serve.engine_api import Detokenizer, Engine
+from pdjax.serve.errors import ApiError, from_failure, from_pd
+from pdjax.serve.log import JsonLog
+from pdjax.serve.params import Bootstrap
+
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One prompt, validated."""
+
+    ids: list[int]
+    sampling: SamplingParams
+    bootstrap: Bootstrap
+    rid: str | None
+
+
+def phase_seconds(times: PhaseTimes) -> dict[str, float]:
+    """How long each phase took, as far as it is known on this node; all differences are of one clock (S15)."""
+
+    def gap(start: float | None, end: float | None) -> float | None:
+        return None if start is None or end is None else end - start
+
+    on_d = times.ready is not None or times.landed is not None
+    phases = {
+        "queue": gap(times.arrived, times.scheduled) if not on_d else times.peer_queue_s,
+        "prefill": gap(times.scheduled, times.prefilled) if not on_d else times.peer_prefill_s,
+        "ready": gap(times.arrived, times.ready),
+        "page_wait": gap(times.ready, times.scheduled) if on_d else None,
+        "pull": gap(times.scheduled, times.landed) if on_d else None,
+        "scatter": gap(times.landed, times.scattered),
+        "first_token": gap(times.arrived, times.first_token),
+        "decode": gap(times.first_token, times.finished),
+    }
+    return {f"{name}_s": round(seconds, 6) for name, seconds in phases.items() if seconds is not None}
+
+
+@dataclass
+class Sub:
+    """One prompt of a call while it runs. rid is the client's name of it (or ours); request.rid is unique."""
+
+    index: int
+    rid: str
+    request: Request
+    detokenizer: Detokenizer
+    started: float
+    output_ids: list[int] = field(default_factory=list)
+    text: str = ""
+    finish: Finish | None = None
+    failure: Failure | None = None
+    ended: float | None = None
+
+    def feed(self, output: Output) -> str:
+        """Take an output in; the new piece of text. The token that stopped the request is no text."""
+        ids = list(output.token_ids)
+        self.output_ids += ids
+        finish = output.finish
+        if finish is not None and finish.matched is not None and ids and ids[-1] == finish.matched:
+            ids.pop()
+        piece = self.detokenizer.push(ids) if ids else ""
+        if finish is not None or output.failure is not None:
+            piece += self.detokenizer.finish()
+            self.finish, self.failure, self.ended = finish, output.failure, time.monotonic()
+        self.text += piece
+        return piece
+
+    @property
+    def latency_s(self) -> float:
+        return (self.ended or time.monotonic()) - self.started
+
+
+class Disconnected(Exception):
+    """The client is gone: nobody reads an answer."""
+
+
+class Desk:
+    """All live calls of one server. Everything but the sinks runs on the event loop."""
+
+    def __init__(self, engine: Engine, log: JsonLog) -> None:
+        self.engine = engine
+        self.log = log
+        self.counters: Counter[str] = Counter()
+        self._serials = itertools.count(1)
+        self._salt = uuid.uuid4().hex[:8]
+        self._by_rid: dict[str, dict[str, Sub]] = {}
+
+    def open(self, prompts: list[Prompt], stream: bool) -> Call:
+        """Submit every prompt, or none: a refusal aborts those before it. Raises ApiError."""
+        call = Call(self, stream)
+        try:
+            for index, prompt in enumerate(prompts):
+                self._submit(call, index, prompt)
+        except BaseException:
+            call.close()
+            raise
+        return call
+
+    def _submit(self, call: Call, index: int, prompt: Prompt) -> None:
+        # A client's rid repeats across retries, also while the old one still runs (facts/router §0.6): the engine
+        # knows each sub-request by a name of ours.
+        unique = f"{self._salt}-{next(self._serials)}"
+        request = Request(
+            rid=unique,
+            prompt_ids=prompt.ids,
+            sampling=prompt.sampling,
+            sink=call.sink_for(index),
+            room=prompt.bootstrap.room,
+            bootstrap_host=prompt.bootstrap.host,
+            bootstrap_port=prompt.bootstrap.port,
+        )
+        sub = Sub(index, prompt.rid or unique, request, self.engine.tokenizer.detokenizer(), time.monotonic())
+        try:
+            self.engine.submit(request)
+        except PDError as error:
+            self.counters["refused"] += 1
+            self.log.event(
+                "refused",
+                rid=sub.rid,
+                room=request.room,
+                status=error.status,
+                reason=error.reason,
+                message=error.message,
+                prompt_tokens=len(request.prompt_ids),
+            )
+            raise from_pd(error) from error
+        self.counters["accepted"] += 1
+        call.subs.append(sub)
+        self._by_rid.setdefault(sub.rid, {})[unique] = sub
+        self.log.event("accepted", rid=sub.rid, room=request.room, prompt_tokens=len(request.prompt_ids))
+
+    def abort(self, rid: str) -> int:
+        """Abort the live sub-requests of exactly this client rid; how many there were."""
+        found = list(self._by_rid.get(rid, {}))
+        for unique in found:
+            self.engine.abort(unique)
+        self.counters["aborts"] += len(found)
+        return len(found)
+
+    def live(self) -> int:
+        return sum(len(subs) for subs in self._by_rid.values())
+
+    def forget(self, sub: Sub) -> None:
+        subs = self._by_rid.get(sub.rid, {})
+        subs.pop(sub.request.rid, None)
+        if not subs:
+            self._by_rid.pop(sub.rid, None)
+
+
+class Call:
+    """One HTTP request's sub-requests. ``async with call.watch(receive)``, then ``async for`` over ``pieces``."""
+
+    def __init__(self, desk: Desk, stream: bool) -> None:
+        self.subs: list[Sub] = []
+        self._desk = desk
+        self._stream = stream
+        self._loop = asyncio.get_running_loop()
+        self._inbox: asyncio.Queue[tuple[int, Output] | None] = asyncio.Queue()
+        self._closed = False
+
+    def sink_for(self, index: int) -> Callable[[Output], None]:
+        def sink(output: Output) -> None:
+            try:
+                self._loop.call_soon_threadsafe(self._inbox.put_nowait, (index, output))
+            except RuntimeError:  # the loop is closed: the server is going down, nobody reads this
+                self._desk.counters["outputs_after_close"] += 1
+
+        return sink
+
+    async def pieces(self) -> AsyncIterator[tuple[Sub, str]]:
+        """Each output with its new text until every sub-request has ended.
+
+        Raises Disconnected, and ApiError at the first failure: a call is answered as a whole.
+        """
+        open_subs = len(self.subs)
+        while open_subs:
+            item = await self._inbox.get()
+            if item is None:
+                raise Disconnected
+            sub = self.subs[item[0]]
+            piece = sub.feed(item[1])
+            if sub.ended is not None:
+                open_subs -= 1
+                self._end(sub)
+            if sub.failure is not None:
+                raise from_failure(sub.failure)
+            yield sub, piece
+
+    async def collect(self) -> None:
+        async for _ in self.pieces():
+            pass
+
+    @asynccontextmanager
+    async def watch(self, receive: Receive) -> AsyncIterator[None]:
+        """Notice a disconnect while the body runs, and abort what has not ended when it is left."""
+
+        async def watcher() -> None:
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            self._inbox.put_nowait(None)
+
+        task = asyncio.create_task(watcher())
+        try:
+            yield
+        finally:
+            task.cancel()
+            self.close()
+
+    def _end(self, sub: Sub) -> None:
+        desk, request = self._desk, sub.request
+        desk.forget(sub)
+        shared = {
+            "rid": sub.rid,
+            "room": request.room,
+            "stream": self._stream,
+            "completion_tokens": len(sub.output_ids),
+            "seconds": round(sub.latency_s, 6),
+            "times": phase_seconds(request.times),
+        }
+        if sub.failure is not None:
+            desk.counters["failed"] += 1
+            failure = sub.failure
+            desk.log.event(
+                "failed", status=failure.status, reason=failure.reason, message=failure.message, **shared
+            )
+        else:
+            desk.counters["finished"] += 1
+            desk.log.event("finished", finish=sub.finish.type if sub.finish else None, **shared)
+
+    def close(self) -> None:
+        """Abort every sub-request that has not ended. Repeatable."""
+        if self._closed:
+            return
+        self._closed = True
+        for sub in self.subs:
+            if sub.ended is None:
+                self._desk.forget(sub)
+                self._desk.counters["abandoned"] += 1
+                self._desk.engine.abort(sub.request.rid)
+                self._desk.log.event(
+                    "abandoned", rid=sub.rid, room=sub.request.room, completion_tokens=len(sub.output_ids)
+                )
+
+
+__all__ = ["ApiError", "Call", "Desk", "Disconnected", "Prompt", "Sub", "phase_seconds"]

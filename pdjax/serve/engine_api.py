@@ -1,0 +1,76 @@
+"""What the HTTP layer needs from an engine and its tokenizer: node.py implements it, tests script it.
+
+Must never import JAX: a server can be tested without a model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, Protocol
+
+from pdjax.sched.request import Request
+
+Role = Literal["null", "prefill", "decode"]
+
+
+class Detokenizer(Protocol):
+    """Text of one growing token sequence: the pieces join to ``decode`` of the whole."""
+
+    def push(self, ids: Sequence[int]) -> str: ...
+
+    def finish(self) -> str: ...
+
+
+class Tokenizer(Protocol):
+    @property
+    def eos_ids(self) -> frozenset[int]: ...
+
+    def encode(self, text: str) -> list[int]: ...
+
+    def decode(self, ids: Sequence[int]) -> str: ...
+
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        """Tokens of a conversation, ready for the assistant's turn. Raises ValueError when the template refuses."""
+
+    def detokenizer(self) -> Detokenizer: ...
+
+
+class Engine(Protocol):
+    """One node: a scheduler, its model, and in PD mode its manager. Every method may be called from any thread.
+
+    role: "null" without PD. context_length: longest prompt + output in tokens. model_info: what /model_info and
+    /server_info add as they are (model_path, model_type, architectures, weight_version, page_size, ...).
+    bootstrap_port: the port of the registry that this node uses, None without PD.
+    """
+
+    role: Role
+    tokenizer: Tokenizer
+    context_length: int
+    vocab_size: int
+    model_name: str
+    model_info: Mapping[str, Any]
+    bootstrap_port: int | None
+
+    def submit(self, req: Request) -> None:
+        """Claim the room and queue the request. Raises PDError (400 duplicate or bad, 503 full or draining)."""
+
+    def abort(self, rid: str | None, all: bool = False) -> None:
+        """End the request of exactly this ``Request.rid``, or every request. An unknown rid changes nothing.
+
+        An aborted request still gets its last Output (finish.type "abort", or a failure).
+        """
+
+    def info(self) -> Mapping[str, Any]:
+        """Numbers for operators, at least num_running, num_waiting, num_tokens (KV tokens in use), free_pages.
+
+        Further numbers (queue lengths, counters, per-peer state) are passed on as they are.
+        """
+
+    def ready(self) -> bool:
+        """Requests can be served: loaded and, in PD mode, a compatible peer is listed."""
+
+    def failed(self) -> str | None:
+        """Which thread has died and of what, or None while all live. Makes /health answer 503."""
+
+    def flush_cache(self) -> bool:
+        """Empty the prefix cache. False: requests are running, nothing was done."""

@@ -1,0 +1,60 @@
+import io
+
+import httpx
+import pytest
+from serve_fakes import FakeEngine
+
+from pdjax.engine.bootstrap.httpd import HttpThread, bind
+from pdjax.serve.answer import HttpLimits
+from pdjax.serve.app import build_app
+from pdjax.serve.log import JsonLog
+
+
+class Served:
+    """A fake engine behind the real application and a real HTTP server."""
+
+    def __init__(self, limits=None, **engine):
+        self.engine = FakeEngine(**engine)
+        self.log_text = io.StringIO()
+        app = build_app(self.engine, limits or HttpLimits(), JsonLog(self.log_text))
+        self.desk = app.state.desk
+        self._thread = HttpThread(app, bind("127.0.0.1", 0), "test-http")
+        self._thread.start()
+        self.url = self._thread.url
+        self.http = httpx.Client(base_url=self.url, trust_env=False, timeout=60)
+
+    def post(self, path, body):
+        return self.http.post(path, json=body)
+
+    def close(self):
+        self.http.close()
+        self._thread.stop()
+        self.engine.close()
+
+
+@pytest.fixture
+def serve():
+    servers = []
+
+    def start(role="null", **more):
+        servers.append(Served(role=role, **more))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.close()
+
+
+@pytest.fixture(scope="session")
+def shared():
+    """One server for each role, for tests whose requests are refused before the engine hears of them."""
+    servers = {}
+
+    def get(role="null"):
+        if role not in servers:
+            servers[role] = Served(role=role)
+        return servers[role]
+
+    yield get
+    for server in servers.values():
+        server.close()

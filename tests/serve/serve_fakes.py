@@ -1,0 +1,141 @@
+"""A scripted engine and a byte tokenizer: what the HTTP layer is tested against."""
+
+import queue
+import threading
+from dataclasses import dataclass, field
+
+from pdjax.core.errors import PDError
+from pdjax.model.tokenizer import Detokenizer
+from pdjax.sched.request import Failure, Finish, Output
+
+EOS = 256
+VOCAB = 257
+WAIT_S = 60.0
+
+
+class ByteTokenizer:
+    """One token a byte; 256 ends a text and is no text."""
+
+    eos_ids = frozenset([EOS])
+
+    def encode(self, text):
+        return list(text.encode())
+
+    def decode(self, ids):
+        return bytes(i for i in ids if i < EOS).decode(errors="replace")
+
+    def encode_chat(self, messages):
+        if messages[0]["role"] == "nobody":
+            raise ValueError("the chat template refuses the messages: nobody")
+        return self.encode("".join(f"<{m['role']}>{m['content']}" for m in messages))
+
+    def detokenizer(self):
+        return Detokenizer(self)
+
+
+def text_outputs(text, finish="stop", step=1):
+    """One output for each ``step`` bytes, then the end."""
+    ids = list(text.encode())
+    outs = [Output(tuple(ids[i : i + step])) for i in range(0, len(ids), step)]
+    if finish == "stop":
+        return [*outs, Output((EOS,), finish=Finish("stop", matched=EOS))]
+    last = outs.pop()
+    return [*outs, Output(last.token_ids, finish=Finish(finish))]
+
+
+def failed(status, reason="peer_lost", message="the peer is gone"):
+    return [Output(failure=Failure(status, reason, message))]
+
+
+@dataclass
+class FakeEngine:
+    """Answers each request with ``script(request)``, on a thread of its own as a scheduler would.
+
+    An Ellipsis in a script is a gate: it waits for ``release``. An abort during a gate ends the request.
+    """
+
+    role: str = "null"
+    script: object = staticmethod(lambda request: text_outputs("hello"))
+    context_length: int = 512
+    vocab_size: int = VOCAB
+    model_name: str = "fake-model"
+    bootstrap_port: int | None = 8998
+    model_info: dict = field(default_factory=lambda: {"model_type": "llama", "architectures": ["X"]})
+    dead: str | None = None
+    is_ready: bool = True
+    can_flush: bool = True
+
+    def __post_init__(self):
+        self.tokenizer = ByteTokenizer()
+        self.requests, self.aborted = [], []
+        self.refuse = None
+        self.changed = threading.Condition()
+        self._gates = {}
+        self._inbox = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def submit(self, request):
+        error = self.refuse and self.refuse(request)
+        if error:
+            raise error
+        self._inbox.put((request, iter(list(self.script(request)))))
+        with self.changed:
+            self.requests.append(request)
+            self.changed.notify_all()
+
+    def abort(self, rid, all=False):
+        with self.changed:
+            self.aborted.append("all" if all else rid)
+            self.changed.notify_all()
+        for name in list(self._gates) if all else [rid]:
+            self._inbox.put((name, None))
+
+    def release(self):
+        """Let every request that waits at a gate go on."""
+        for request, rest in list(self._gates.values()):
+            self._inbox.put((request, rest))
+
+    def wait(self, condition):
+        with self.changed:
+            assert self.changed.wait_for(condition, WAIT_S), (self.requests, self.aborted)
+
+    def _run(self):
+        while (item := self._inbox.get()) is not None:
+            request, outputs = item
+            if outputs is None:
+                gated = self._gates.pop(request, None)
+                if gated:
+                    gated[0].sink(Output(finish=Finish("abort", message="aborted")))
+                continue
+            self._gates.pop(request.rid, None)
+            for output in outputs:
+                if output is Ellipsis:
+                    with self.changed:
+                        self._gates[request.rid] = (request, outputs)
+                        self.changed.notify_all()
+                    break
+                request.sink(output)
+
+    def gated(self):
+        return len(self._gates)
+
+    def info(self):
+        return {"num_running": 1, "num_waiting": 2, "num_tokens": 30, "free_pages": 4}
+
+    def ready(self):
+        return self.is_ready
+
+    def failed(self):
+        return self.dead
+
+    def flush_cache(self):
+        return self.can_flush
+
+    def close(self):
+        self._inbox.put(None)
+        self._thread.join(WAIT_S)
+
+
+def duplicate(request):
+    return PDError("room is live", reason="duplicate_room", status=400, room=request.room)

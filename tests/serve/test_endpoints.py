@@ -1,0 +1,121 @@
+"""Endpoints that routers and operators call, on both roles (facts/router §0.1, §1)."""
+
+import json
+import socket
+
+import pytest
+
+from pdjax.sched.request import PhaseTimes
+from pdjax.serve.calls import phase_seconds
+from pdjax.serve.log import JsonLog
+
+
+@pytest.mark.parametrize("role", ["null", "prefill", "decode"])
+def test_server_info_under_both_names(shared, role):
+    for path in ("/server_info", "/get_server_info"):
+        body = shared(role).http.get(path).json()
+        assert body["disaggregation_mode"] == role
+        assert body["served_model_name"] == "fake-model" and body["tp_size"] == body["dp_size"] == 1
+        assert body["disaggregation_bootstrap_port"] == 8998
+        assert body["internal_states"][0]["free_pages"] == 4 and body["model_type"] == "llama"
+
+
+def test_model_info_under_both_names(shared):
+    for path in ("/model_info", "/get_model_info"):
+        body = shared().http.get(path).json()
+        assert (
+            body["is_generation"] is True
+            and body["architectures"] == ["X"]
+            and body["weight_version"] == "default"
+        )
+
+
+def test_models(shared):
+    (model,) = shared().http.get("/v1/models").json()["data"]
+    assert model["id"] == "fake-model" and model["object"] == "model" and model["max_model_len"] == 512
+
+
+def test_load(shared):
+    load = shared().http.get("/get_load").json()
+    assert load == [{"dp_rank": 0, "num_reqs": 3, "num_waiting_reqs": 2, "num_tokens": 30}]
+
+
+@pytest.mark.parametrize("path", ["/health", "/health_generate"])
+def test_health_tells_a_dead_thread_but_not_a_missing_peer(serve, path):
+    server = serve("decode", is_ready=False)
+    assert (server.http.get(path).status_code, server.http.get(path).content) == (200, b"")
+    server.engine.dead = "scheduler: boom"
+    answer = server.http.get(path)
+    assert answer.status_code == 503 and "scheduler" in answer.text
+
+
+def test_readiness_needs_a_peer_and_live_threads(serve):
+    server = serve("decode")
+    assert server.http.get("/readiness").status_code == 200
+    server.engine.is_ready = False
+    assert server.http.get("/readiness").status_code == 503
+    server.engine.is_ready, server.engine.dead = True, "driver: boom"
+    assert server.http.get("/readiness").status_code == 503
+
+
+def test_flush_cache(serve):
+    server = serve()
+    assert server.http.post("/flush_cache").status_code == 200
+    server.engine.can_flush = False
+    assert server.http.post("/flush_cache").status_code == 400
+
+
+def test_the_http2_probe_of_a_router_gets_an_answer_and_the_server_lives(shared, capfd, caplog):
+    server = shared()
+    host, port = server.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=60) as raw:
+        raw.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00")
+        assert raw.recv(4096).startswith(b"HTTP/1.1 40")
+    assert server.http.get("/health").status_code == 200
+    assert "Traceback" not in capfd.readouterr().err + caplog.text
+
+
+def test_unknown_paths_and_methods_do_not_reach_the_engine(shared):
+    assert shared().http.get("/nothing").status_code == 404
+    assert shared().http.get("/generate").status_code == 405
+
+
+def test_an_undeclared_log_field_is_refused():
+    with pytest.raises(ValueError, match="prompt"):
+        JsonLog().event("accepted", prompt="secret")
+
+
+def test_a_log_line_is_one_json_object(capsys):
+    JsonLog().event("ready", url="http://x", message="two\nlines", peer=None)
+    (line,) = capsys.readouterr().err.splitlines()
+    body = json.loads(line)
+    assert body["message"] == "two\nlines" and "peer" not in body and body["event"] == "ready"
+
+
+def test_phases_of_a_plain_server():
+    times = PhaseTimes(arrived=1.0, scheduled=1.5, prefilled=2.5, first_token=2.5, finished=4.5)
+    assert phase_seconds(times) == {"queue_s": 0.5, "prefill_s": 1.0, "first_token_s": 1.5, "decode_s": 2.0}
+
+
+def test_phases_of_d_take_queue_and_prefill_from_p():
+    times = PhaseTimes(
+        arrived=1.0,
+        ready=3.0,
+        scheduled=3.25,
+        landed=4.0,
+        scattered=4.125,
+        first_token=4.125,
+        finished=5.125,
+        peer_queue_s=0.5,
+        peer_prefill_s=1.25,
+    )
+    assert phase_seconds(times) == {
+        "queue_s": 0.5,
+        "prefill_s": 1.25,
+        "ready_s": 2.0,
+        "page_wait_s": 0.25,
+        "pull_s": 0.75,
+        "scatter_s": 0.125,
+        "first_token_s": 3.125,
+        "decode_s": 1.0,
+    }
