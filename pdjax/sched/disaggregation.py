@@ -36,14 +36,13 @@ class RoomTable(_Scheduler):
         self._rooms = {}
         self.counts["stray_events"] = 0  # events about a room that is not in the table any more
 
-    def _validate(self, req: Request) -> None:
+    def check(self, req: Request) -> None:
         if req.room is None:
             message = "this server runs one half of a request: send it through the router (no bootstrap_room)"
             raise PDError(message, reason="bad_request", status=400)
-        super()._validate(req)
+        super().check(req)
 
     def _refused(self, req: Request, reason: str) -> None:
-        super()._refused(req, reason)
         if req.room is None or req.room in self._rooms:
             return
         try:

@@ -115,23 +115,35 @@ class Scheduler:
         When a request with a room is refused its room is ended too, on the next step: the claim came before.
         """
         try:
-            self._validate(req)
-            with self._lock:
-                if self._queued >= self.config.max_queue:
-                    raise PDError(
-                        f"{self._queued} requests wait already: try again later",
-                        reason="queue_full",
-                        room=req.room,
-                    )
-                self._queued += 1
-                if not req.times.arrived:
-                    req.times.arrived = self.clock()
-                self._inbox.append(lambda: self._take_in(req))
+            self.check(req)
+            self._enqueue(req)
         except PDError as error:
-            reason = error.reason
-            self._post(lambda: self._refused(req, reason))
+            with self._lock:
+                self.counts["refused"] += 1
+            if req.room is not None:
+                reason = error.reason
+                self._post(lambda: self._refused(req, reason))
             raise
         self.wake()
+
+    def check(self, req: Request) -> None:
+        """Raises PDError with status 400 if the request could never run here, however long it waited.
+
+        Reads limits only: an HTTP layer may ask before it claims the room.
+        """
+        n_prompt, sampling = len(req.prompt_ids), req.sampling
+        if n_prompt < 1:
+            message = "the prompt has no tokens"
+        elif sampling.max_new_tokens < 1:
+            message = f"max_new_tokens={sampling.max_new_tokens} must be at least 1"
+        elif n_prompt >= self.config.context_length:
+            message = f"the prompt has {n_prompt} tokens, the context holds {self.config.context_length} with the output"
+        elif (need := self._pages_needed(n_prompt, self._max_outputs(req))) > self.cache.capacity():
+            # Waiting would hold up the queue forever: no end of another request makes it fit.
+            message = f"the request needs {need} pages, the pool has {self.cache.capacity()}: ask for fewer new tokens"
+        else:
+            return
+        raise PDError(message, reason="bad_request", status=400, room=req.room)
 
     def abort(self, rid: str) -> None:
         """End every live request of exactly this rid (incidents B39, L13: never by prefix). Unknown: counted."""
@@ -203,7 +215,7 @@ class Scheduler:
         """Tell the peer that this request ends on our side."""
 
     def _refused(self, req: Request, reason: str) -> None:
-        self.counts["refused"] += 1
+        """End the room of a request that submit refused. Without PD a room means nothing."""
 
     # ------------------------------------------------------------ inbox
 
@@ -224,21 +236,15 @@ class Scheduler:
     def _max_outputs(self, req: Request) -> int:
         return min(req.sampling.max_new_tokens, self.config.context_length - len(req.prompt_ids))
 
-    def _validate(self, req: Request) -> None:
-        n_prompt, sampling = len(req.prompt_ids), req.sampling
-        if n_prompt < 1:
-            raise PDError("the prompt has no tokens", reason="bad_request", status=400, room=req.room)
-        if sampling.max_new_tokens < 1:
-            message = f"max_new_tokens={sampling.max_new_tokens} must be at least 1"
-            raise PDError(message, reason="bad_request", status=400, room=req.room)
-        if n_prompt >= self.config.context_length:
-            message = f"the prompt has {n_prompt} tokens, the context holds {self.config.context_length} with the output"
-            raise PDError(message, reason="bad_request", status=400, room=req.room)
-        need = self._pages_needed(n_prompt, self._max_outputs(req))
-        if need > self.cache.capacity():
-            # Waiting would hold up the queue forever: no end of another request makes it fit.
-            message = f"the request needs {need} pages, the pool has {self.cache.capacity()}: ask for fewer new tokens"
-            raise PDError(message, reason="bad_request", status=400, room=req.room)
+    def _enqueue(self, req: Request) -> None:
+        with self._lock:
+            if self._queued >= self.config.max_queue:
+                message = f"{self._queued} requests wait already: try again later"
+                raise PDError(message, reason="queue_full", room=req.room)
+            self._queued += 1
+            if not req.times.arrived:
+                req.times.arrived = self.clock()
+            self._inbox.append(lambda: self._take_in(req))
 
     def _take_in(self, req: Request) -> None:
         serial = next(self._serials)

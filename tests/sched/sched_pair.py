@@ -8,7 +8,7 @@ from sched_fake_manager import FakeManager, Link
 from sched_harness import EOS, Client, FlakyRunner, assert_initial
 
 from pdjax.core.errors import PDError
-from pdjax.core.pools import Fingerprint, KVArgs
+from pdjax.core.pools import Fingerprint, KVArgs, request_digest
 from pdjax.engine.base import Leg
 from pdjax.sched.factory import make_scheduler
 from pdjax.sched.scheduler import SchedulerConfig
@@ -20,17 +20,33 @@ class Pair:
 
     def __init__(self, *, budget_bytes=1 << 40, p=None, d=None, p_config=None, d_config=None) -> None:
         self.clock = VirtualClock()
-        self.link = Link(budget_bytes=budget_bytes)
         self.p_runner = FlakyRunner(**{"num_pages": 40, **(p or {})})
         self.d_runner = FlakyRunner(**{"num_pages": 40, "max_batch": 4, **(d or {})})
         config = {"context_length": 64, "eos_ids": frozenset({EOS}), "chunked_prefill_size": 7}
         self.p_config = SchedulerConfig(**{**config, **(p_config or {})})
         self.d_config = SchedulerConfig(**{**config, **(d_config or {})})
-        self.p_manager = FakeManager("prefill", self.link, kv_args("p", self.p_runner))
-        self.d_manager = FakeManager("decode", self.link, kv_args("d", self.d_runner))
+        self.p_manager, self.d_manager = self.make_managers(budget_bytes)
         self.p = make_scheduler("prefill", self.p_config, self.p_runner, self.clock, self.p_manager)
         self.d = make_scheduler("decode", self.d_config, self.d_runner, self.clock, self.d_manager)
         self.rooms = itertools.count(1)
+
+    def make_managers(self, budget_bytes):
+        self.link = Link(budget_bytes=budget_bytes)
+        return (
+            FakeManager("prefill", self.link, kv_args("p", self.p_runner)),
+            FakeManager("decode", self.link, kv_args("d", self.d_runner)),
+        )
+
+    def nudge(self, rng) -> None:
+        """One of the things that may happen next in the world, or nothing."""
+        if actions := self.link.actions():
+            self.link.do(rng.choice(actions))
+
+    def half_state(self, role, room):
+        return self.link.half(role, room).state
+
+    def half_reason(self, role, room):
+        return self.link.half(role, room).error.reason
 
     def submit(
         self, prompt, sampling, *, sides="pd", room=None, rid=None
@@ -44,7 +60,8 @@ class Pair:
         )
 
     def _leg(self, scheduler, client: Client) -> Client | None:
-        leg = Leg(client.room, client.rid, "digest", len(client.prompt), "p.test", None)
+        digest = request_digest(client.prompt, client.sampling.first_token_key())
+        leg = Leg(client.room, client.rid, digest, len(client.prompt), "p.test", None)
         scheduler.manager.claim(leg)
         try:
             scheduler.submit(client.req)

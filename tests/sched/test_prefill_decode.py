@@ -6,6 +6,7 @@ import pytest
 from sched_fake_manager import LIVE
 from sched_harness import EOS, Client, make_null, prompt_starting_with, random_client, random_prompt, run_out
 from sched_opcodes import opcodes
+from sched_real_pair import RealPair
 
 from pdjax.core.errors import ConfigError, PDError
 from pdjax.core.kvpoll import KVPoll
@@ -30,9 +31,9 @@ def assert_both_right(pair, p: Client, d: Client) -> None:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_many_requests_get_the_tokens_of_a_lone_one(make_pair, seed):
+def test_many_requests_get_the_tokens_of_a_lone_one(make_any_pair, seed):
     rng = random.Random(seed)
-    pair = make_pair(
+    pair = make_any_pair(
         budget_bytes=rng.choice([1, 2000, 1 << 40]),
         p={"num_pages": rng.choice([12, 40])},
         d={"num_pages": rng.choice([18, 60])},
@@ -46,8 +47,7 @@ def test_many_requests_get_the_tokens_of_a_lone_one(make_pair, seed):
                 legs.append(pair.submit(client.prompt, client.sampling))
         for _ in range(rng.randrange(4)):
             (pair.p if rng.random() < 0.5 else pair.d).step()
-            if actions := pair.link.actions():
-                pair.link.do(rng.choice(actions))
+            pair.nudge(rng)
     pair.settle()
     for p, d in legs:
         assert_both_right(pair, p, d)
@@ -59,8 +59,8 @@ def test_many_requests_get_the_tokens_of_a_lone_one(make_pair, seed):
 
 @pytest.mark.parametrize("n_prompt", [1, 3, 4, 5, 7, 8, 9, 31, 32, 33])
 @pytest.mark.parametrize("max_new", [1, 2, 5])
-def test_page_edges(make_pair, n_prompt, max_new):
-    pair = make_pair()
+def test_page_edges(make_any_pair, n_prompt, max_new):
+    pair = make_any_pair()
     p, d = pair.submit(
         random_prompt(random.Random(n_prompt), n_prompt), SamplingParams(max_new, ignore_eos=True)
     )
@@ -73,21 +73,19 @@ def test_page_edges(make_pair, n_prompt, max_new):
     pair.assert_initial()
 
 
-def test_eos_first_stops_both_and_decodes_nothing(make_pair):
-    pair = make_pair()
+def test_eos_first_stops_both_and_decodes_nothing(make_any_pair):
+    pair = make_any_pair()
     p, d = pair.submit(prompt_starting_with(EOS, 6), SamplingParams())
     pair.settle()
     assert p.tokens == d.tokens == [EOS] and p.end == d.end == "stop"
     assert [name for name, _ in pair.d_runner.calls] == ["scatter"]
-    assert (
-        pair.link.half("decode", 1).state == KVPoll.Success
-    )  # pulled and scattered all the same (protocol §5)
+    assert pair.half_state("decode", 1) == KVPoll.Success  # pulled and scattered all the same (protocol §5)
     pair.assert_initial()
 
 
-def test_pd_equals_null(make_pair):
+def test_pd_equals_null(make_any_pair):
     rng = random.Random(3)
-    pair, null = make_pair(), make_null()
+    pair, null = make_any_pair(), make_null()
     for i in range(12):
         client = random_client(rng, i)
         _, d = pair.submit(client.prompt, client.sampling)
@@ -489,14 +487,14 @@ def test_a_room_the_manager_does_not_know(make_pair):
     pair.assert_initial()
 
 
-def test_a_refused_request_ends_its_claimed_room(make_pair):
-    pair = make_pair(p_config={"max_queue": 1}, d_config={"max_queue": 1})
+def test_a_refused_request_ends_its_claimed_room(make_any_pair):
+    pair = make_any_pair(p_config={"max_queue": 1}, d_config={"max_queue": 1})
     kept = pair.submit([1] * 4, LONG)
     assert pair.submit([2] * 4, LONG) == (None, None)
     pair.p.step()
     pair.d.step()
     for role in ("prefill", "decode"):
-        assert pair.link.half(role, 2).error.reason == "queue_full"
+        assert pair.half_reason(role, 2) == "queue_full"
     pair.settle()
     assert_both_right(pair, *kept)
     pair.assert_initial()
@@ -545,12 +543,12 @@ def pd_scenario(make_pair, p_fail=(), d_fail=(), after=False):
 
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("side", ["p", "d"])
-def test_a_failing_call_costs_only_its_own_requests(make_pair, side, after):
-    pair, _ = pd_scenario(make_pair)
+def test_a_failing_call_costs_only_its_own_requests(make_any_pair, side, after):
+    pair, _ = pd_scenario(make_any_pair)
     calls = pair.p_runner.calls if side == "p" else pair.d_runner.calls
     assert {name for name, _ in calls} == ({"prefill", "gather"} if side == "p" else {"scatter", "decode"})
     for k, (name, _) in enumerate(calls):
-        pair, legs = pd_scenario(make_pair, **{f"{side}_fail": {k}}, after=after)
+        pair, legs = pd_scenario(make_any_pair, **{f"{side}_fail": {k}}, after=after)
         failed = [(p, d) for p, d in legs if "engine_error" in (p.end, d.end)]
         assert len(failed) == 1 or (name == "decode" and failed), (k, name)
         for p, d in legs:
@@ -562,8 +560,10 @@ def test_a_failing_call_costs_only_its_own_requests(make_pair, side, after):
                 assert p.end in ("length", "stop") and bool(d.tokens) == (name == "decode")
         for room in (p.room for p, d in failed):
             role = {"p": "prefill", "d": "decode"}[side]
-            half = pair.link.half(role, room)
-            assert half.state == KVPoll.Success if name == "decode" else half.error.reason == "engine_error"
+            if name == "decode":
+                assert pair.half_state(role, room) == KVPoll.Success
+            else:
+                assert pair.half_reason(role, room) == "engine_error"
         pair.assert_initial()
 
 
@@ -656,3 +656,37 @@ def test_wiring(make_pair):
     assert bootstrap_addr(request) == "10.0.0.1:8998"
     request.bootstrap_port = None
     assert bootstrap_addr(request) == "10.0.0.1"
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_ends_on_both_sides(make_any_pair, seed):
+    """Aborts, failing calls and missing legs at random: everything ends once, rightly, and everything is free."""
+    rng = random.Random(seed)
+    pair = make_any_pair(
+        budget_bytes=rng.choice([1, 2000, 1 << 40]),
+        p={"num_pages": rng.choice([12, 40]), "fail_at": set(rng.sample(range(40), 3))},
+        d={"num_pages": rng.choice([18, 60]), "fail_at": set(rng.sample(range(60), 3))},
+    )
+    legs = []
+    for i in range(25):
+        client = random_client(rng, i)
+        both = rng.random() < 0.9 or not isinstance(
+            pair, RealPair
+        )  # a lone leg ends by a timer of the manager
+        legs.append(pair.submit(client.prompt, client.sampling, sides="pd" if both else rng.choice("pd")))
+        for _ in range(rng.randrange(8)):
+            (pair.p if rng.random() < 0.5 else pair.d).step()
+            pair.nudge(rng)
+        if rng.random() < 0.3:
+            (pair.p if rng.random() < 0.5 else pair.d).abort(f"r{rng.randint(1, i + 1)}")
+    pair.settle()
+    ends = set()
+    for p, d in legs:
+        for client in filter(None, (p, d)):
+            client.assert_prefix(pair.d_config)
+            assert client.end
+            ends.add(client.end)
+        if d is not None and d.end in ("stop", "length"):
+            assert_both_right(pair, p, d)
+    assert {"abort", "engine_error", "length"} <= ends
+    pair.assert_initial()
