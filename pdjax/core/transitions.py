@@ -820,7 +820,22 @@ d("F", "candidates", "=", "", "note_candidates notice_abort", "a refused leg: no
 d("SF", "no_candidate", "=", "", "", "nobody to tell")
 d("S", "candidates", "=", "", "", "over")
 d("F", "ready pending", "=", "", "notice_again", "P still works for a room that we have left")
-d("F", "failed", "=", "!echo", "notice_again", "P has not heard our abort")
+d(
+    "F",
+    "failed",
+    "=",
+    "!echo !noticed",
+    "notice_again",
+    "P has not heard our abort",
+)
+d(
+    "F",
+    "failed",
+    "=",
+    "!echo",
+    "",
+    "the notice is on its way and says quiet by itself; an answer at once never ends (docs/decisions/0002)",
+)
 d("F", "failed", "=", "noticed quiet notice_epoch", "end_notice", "P is done with this attempt")
 d("F", "pull_settled", "=", "", "notice_quiet", "P gets its budget back now, not at the limbo timer")
 d("SF", "refused peer_silence", "=", "", "end_notice", "nobody there to tell")

@@ -74,12 +74,14 @@ class Node:
         client.announce(registration(self.args, self.role, epoch, zmq_addr=self.channel.address or ""))
         self.alive = True
 
-    def submit(self, rid: str, room: int, prompt: Sequence[int], sampling: SamplingParams) -> Client:
+    def submit(
+        self, rid: str, room: int, prompt: Sequence[int], sampling: SamplingParams, host: str = "p0"
+    ) -> Client:
         """One leg, as the HTTP layer would post it: claim, then hand to the scheduler. Raises PDError."""
         client = Client()
         digest = request_digest(prompt, sampling.first_token_key())
-        self.manager.claim(Leg(room, rid, digest, len(prompt), "p0", None))
-        request = Request(rid, list(prompt), sampling, client.sink, room=room, bootstrap_host="p0")
+        self.manager.claim(Leg(room, rid, digest, len(prompt), host, None))
+        request = Request(rid, list(prompt), sampling, client.sink, room=room, bootstrap_host=host)
         request.times.arrived = self.net.clock()
         self.scheduler.submit(request)
         return client
@@ -142,11 +144,17 @@ class World:
         self.nodes[name] = self._make(name)
         return self.nodes[name]
 
+    def _pump_all(self) -> bool:
+        worked = False
+        for node in self.nodes.values():
+            worked |= node.pump()
+        return worked
+
     def run(self, until: Callable[[], bool] = lambda: False, limit_s: float = 400.0) -> bool:
         """Pump until ``until`` holds; False: limit_s of virtual time passed first."""
         stop = self.net.clock() + limit_s
         while True:
-            while self.net.run_due() or any([n.pump() for n in self.nodes.values()]):
+            while self.net.run_due() | self._pump_all():
                 if until():
                     return True
             if until():
@@ -173,7 +181,7 @@ class World:
         """Both legs at once, as the routers post them."""
         sampling = SamplingParams(max_new_tokens=n_out)
         rid = rid or f"r{room}"
-        return tuple(self.nodes[n].submit(rid, room, prompt, sampling) for n in (p, d))  # type: ignore[return-value]
+        return tuple(self.nodes[n].submit(rid, room, prompt, sampling, p) for n in (p, d))  # type: ignore[return-value]
 
     def right(self, prompt: Sequence[int], n_out: int) -> list[int]:
         sampling = SamplingParams(max_new_tokens=n_out)
