@@ -6,12 +6,15 @@ import ctypes
 import gc
 import os
 import socket
+import subprocess
 import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import msgspec
 import numpy as np
@@ -22,7 +25,10 @@ from pdjax.core.errors import ConfigError, PDError
 from pdjax.core.pools import Part
 from pdjax.core.settings import PDSettings
 from pdjax.engine.base import Packed
+from pdjax.engine.jax_transfer.addresses import host_address
 from pdjax.engine.jax_transfer.process import prepare_process
+from pdjax.engine.jax_transfer.registrations import Registrations
+from pdjax.engine.jax_transfer.servers import ServerPool
 from pdjax.engine.jax_transfer.transport import JaxTransferKVEngine
 from pdjax.engine.jax_transfer.verify import Verify, checksum
 from pdjax.engine.ports import TransportEvent
@@ -197,6 +203,61 @@ def test_an_offer_that_nobody_ends_expires_by_the_tick():
         p.close(0.0)
 
 
+class TestRegistrationTable:
+    """The table alone, on a clock of its own."""
+
+    @pytest.fixture
+    def now(self):
+        return [0.0]
+
+    @pytest.fixture
+    def table(self, now):
+        pool = ServerPool(host_address("127.0.0.1"), 4, jax.local_devices()[0])
+        table = Registrations(pool, life_s=100.0, max_seen=3, clock=lambda: now[0])
+        yield table
+        table.close()
+        table.dispose()
+
+    def test_a_withdrawal_moves_the_deadline_and_only_an_offer_counts_as_expired(self, table, now):
+        packed = packed_arrays(1, [(2, 4)])
+        table.offer("d0", 1, packed)
+        table.offer("d0", 2, packed)
+        now[0] = 50.0
+        for _ in range(1000):
+            table.withdraw("d0", 1, 100.0)
+        assert len(table._deadlines) == 2
+        now[0] = 100.0
+        table.tick()
+        assert (list(table._entries), table.counters.expired) == ([1], 1)
+        now[0] = 150.0
+        table.tick()
+        assert (list(table._entries), table.counters.expired, table._deadlines) == ([], 1, [])
+        assert table.counters.withdrawn == 1
+
+    def test_remembered_uuids_are_bounded_oldest_first(self, table):
+        packed = packed_arrays(1, [(2, 4)])
+        for uuid in (1, 2, 3, 4):
+            table.offer("d0", uuid, packed)
+        for uuid in (2, 3, 4):
+            with pytest.raises(ValueError):
+                table.offer("d0", uuid, packed)
+        assert len(table._seen) == 3
+
+    def test_a_uuid_that_was_never_offered_takes_no_memory(self, table):
+        table.address_for("d0")
+        table.withdraw("d0", 9, 100.0)
+        assert table._entries == {}
+        assert table._deadlines == []
+
+    def test_a_dropped_peer_leaves_no_entries(self, table):
+        packed = packed_arrays(1, [(2, 4)])
+        for peer, uuid in (("d0", 1), ("d0", 2), ("d1", 3)):
+            table.offer(peer, uuid, packed)
+        table.drop_peer("d0")
+        assert list(table._entries) == [3]
+        assert table.counters.registered_bytes == packed.parts[0].nbytes
+
+
 def test_pulled_and_failed_arrays_are_not_kept_by_the_engine(pair):
     uuid, packed = pair.uuid(), packed_arrays(8, [(1 << 18,)] * 4)
     pair.p.offer("d0", uuid, packed)
@@ -204,7 +265,6 @@ def test_pulled_and_failed_arrays_are_not_kept_by_the_engine(pair):
     refs = [weakref.ref(array) for array in event.arrays]
     pair.events.clear()
     del event
-    pair.assert_healthy()
     pair.settle(lambda: not any(ref() for ref in refs))
 
 
@@ -340,9 +400,17 @@ def test_counters_tell_what_happened(pair):
 
 
 @pytest.mark.parametrize(
-    "options", [{"host": "localhost"}, {"host": "0.0.0.0"}, {"host": "::"}, {"advertise": "eth0"}]
+    "options",
+    [
+        {"host": "localhost"},
+        {"host": "0.0.0.0"},
+        {"host": "::"},
+        {"advertise": "eth0"},
+        {"advertise": "::"},
+        {"verify": "on"},
+    ],
 )
-def test_hosts_that_a_peer_could_not_dial_are_refused(options):
+def test_options_that_cannot_work_are_refused(options):
     with pytest.raises(ConfigError):
         JaxTransferKVEngine(PDSettings(), **options)
 
@@ -435,3 +503,31 @@ def test_prepare_process_sets_the_switch_interval():
         assert sys.getswitchinterval() == pytest.approx(5e-4)
     finally:
         sys.setswitchinterval(before)
+
+
+LEAVER = """
+import logging, sys, threading
+from pdjax.engine.jax_transfer.process import leave
+threading.Thread(target=threading.Event().wait).start()  # holds the interpreter for ever
+logging.basicConfig(stream=sys.stderr)
+logging.getLogger().addHandler(logging.FileHandler(sys.argv[1]))
+logging.warning("logged")
+sys.stdout.write("printed")
+leave(5)
+"""
+
+
+def test_leave_flushes_and_ends_the_process_whatever_else_runs(tmp_path):
+    log = tmp_path / "log"
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        [sys.executable, "-c", LEAVER, str(log)],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        timeout=BOUND_S,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (5, "printed")
+    assert "logged" in done.stderr
+    assert log.read_text() == "logged\n"

@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 import pytest
+from test_transport import free_base
 
 pytestmark = pytest.mark.e2e
 
@@ -25,11 +26,11 @@ MIB = 1 << 20
 class Process:
     """A peer process. ``expect`` returns the next line of that kind; other lines are kept."""
 
-    def __init__(self, role: str, name: str) -> None:
+    def __init__(self, role: str, name: str, *port_base: str) -> None:
         self.name = name
         env = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(SCRIPT.parents[3])}
         self._child = subprocess.Popen(
-            [sys.executable, str(SCRIPT), role, name],
+            [sys.executable, str(SCRIPT), role, name, *port_base],
             env=env,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -108,8 +109,8 @@ def start():
     """start("prefill", "p0:1") …: all started at once, ended with the test."""
     made: list[Process] = []
 
-    def launch(*peers: tuple[str, str]) -> list[Process]:
-        new = [Process(role, name) for role, name in peers]
+    def launch(*peers: tuple[str, ...]) -> list[Process]:
+        new = [Process(*peer) for peer in peers]
         made.extend(new)
         for process in new:
             process.address = process.expect("up")["address"]
@@ -212,3 +213,17 @@ def test_both_sides_leave_with_their_code_while_pulls_are_in_flight(start, first
     assert processes.pop(first).leave(0) == 0
     (second,) = processes.values()
     assert second.leave(7) == 7
+
+
+def test_a_connection_that_broke_is_made_anew_for_the_next_pull(start):
+    base = str(free_base(512))
+    d, p = start(("decode", "d0:1"), ("prefill", "p0:1", base))
+    d.fetch_right(p)
+    parked = d.fetch(p, 2, 1536, register=False)
+    d.expect("pulling", tag=parked)
+    p.signal(signal.SIGKILL)
+    done = d.expect("done", tag=parked)
+    assert done["bad"] == 2
+    (same,) = start(("prefill", "p0:1", base))  # the same ports: D's key and address for it do not change
+    d.fetch_right(same)
+    assert d.counters()["reconnects"] == 1

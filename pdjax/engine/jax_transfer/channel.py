@@ -22,9 +22,9 @@ from zmq.utils.monitor import recv_monitor_message
 from pdjax.core.errors import ConfigError
 from pdjax.core.settings import PDSettings
 from pdjax.engine.jax_transfer import addresses
-from pdjax.engine.ports import ChannelEvent, FrameIn, Refused
+from pdjax.engine.ports import ChannelEvent, FrameIn, Refused, SideChannel
 
-QUEUE_FRAMES = 1024  # ZMQ high-water mark, each way, each peer
+QUEUE_FRAMES = 256  # ZMQ high-water mark, each way, each peer: bounds what a peer that does not read can cost
 CONNECTING_FRAMES = (
     64  # queued to a P that has not answered the TCP connect: enough for every room's first hello
 )
@@ -80,7 +80,7 @@ class _Dealer:
     owed: bool = True
 
 
-class ZmqSideChannel:
+class ZmqSideChannel(SideChannel):
     """``SideChannel`` over ZMQ. Make it with ``bind`` on P and with ``dealer`` on D."""
 
     def __init__(
@@ -206,6 +206,9 @@ class ZmqSideChannel:
 
     def send(self, address: str, frame: bytes) -> bool:
         """Queue one frame. False: dropped and counted."""
+        if self._closed:
+            self.counters.dropped_unreachable += 1
+            return False
         if len(frame) > self._max_frame_bytes:
             self.counters.dropped_too_long += 1
             return False
@@ -386,6 +389,7 @@ class ZmqSideChannel:
             self.forget(address)
         if self._router is not None:
             self._router.close(0)
+            self._router = None
         self._context.term()
 
 

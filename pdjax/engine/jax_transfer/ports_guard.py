@@ -12,6 +12,7 @@ import socket
 from dataclasses import dataclass
 
 from pdjax.core.errors import ConfigError
+from pdjax.engine.jax_transfer.addresses import HostAddress
 
 
 @dataclass
@@ -32,13 +33,13 @@ class PortPair:
 class PortRange:
     """The pairs (base + 2i, base + 2i + 1) for i in [0, n_pairs): what a firewall opens on P, and nothing on D."""
 
-    def __init__(self, ip: str, base: int, n_pairs: int) -> None:
+    def __init__(self, host: HostAddress, base: int, n_pairs: int) -> None:
         if base < 1024 or base + 2 * n_pairs > 65536:
             raise ConfigError(
                 f"port_base {base} with {n_pairs} peers needs ports {base} to {base + 2 * n_pairs - 1}: "
                 "choose a base from 1024 up that keeps them below 65536"
             )
-        self._ip = ip
+        self._ips = {host.bind, host.advertise}
         self._base = base
         self._n_pairs = n_pairs
         self._used: set[int] = set()
@@ -66,7 +67,7 @@ class PortRange:
             lock = _lock(port)
             if lock is not None:
                 pair.locks.append(lock)
-            if lock is None or not _free(self._ip, port):
+            if lock is None or not all(_free(ip, port) for ip in self._ips):
                 pair.release()
                 return None
         return pair

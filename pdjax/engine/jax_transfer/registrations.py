@@ -161,9 +161,11 @@ class Registrations:
             self._seen.popitem(last=False)
 
     def _put(self, uuid: int, entry: _Entry) -> None:
+        """One heap item a uuid, however often a peer has it withdrawn: ``_forget_due`` puts a later deadline back."""
+        if uuid not in self._entries:
+            heapq.heappush(self._deadlines, (entry.deadline, uuid))
         self._entries[uuid] = entry
         self._by_peer.setdefault(entry.peer, set()).add(uuid)
-        heapq.heappush(self._deadlines, (entry.deadline, uuid))
 
     def _withdraw_all(self, peer: str) -> None:
         server = self._pool.find(peer)
@@ -180,11 +182,12 @@ class Registrations:
     def _forget_due(self) -> None:
         now = self._clock()
         while self._deadlines and self._deadlines[0][0] <= now:
-            deadline, uuid = heapq.heappop(self._deadlines)
+            uuid = heapq.heappop(self._deadlines)[1]
             entry = self._entries.get(uuid)
-            if (
-                entry is None or entry.deadline > deadline
-            ):  # dropped, or withdrawn later: another heap item stands
+            if entry is None:  # its peer was dropped
+                continue
+            if entry.deadline > now:
+                heapq.heappush(self._deadlines, (entry.deadline, uuid))
                 continue
             del self._entries[uuid]
             self._by_peer[entry.peer].discard(uuid)

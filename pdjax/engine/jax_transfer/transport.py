@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import get_args
 
 import jax
 
+from pdjax.core.errors import ConfigError
 from pdjax.core.pools import Part
 from pdjax.core.settings import PDSettings
 from pdjax.engine.base import Packed
@@ -21,16 +23,16 @@ from pdjax.engine.jax_transfer.puller import Puller
 from pdjax.engine.jax_transfer.registrations import Registrations
 from pdjax.engine.jax_transfer.servers import ServerPool
 from pdjax.engine.jax_transfer.verify import Verify
-from pdjax.engine.ports import TransportEvent
+from pdjax.engine.ports import Transport, TransportEvent
 
 
-class JaxTransferKVEngine:
+class JaxTransferKVEngine(Transport):
     """Moves packed arrays between the default devices of two processes.
 
     host: numeric ip to listen on; advertise: numeric ip that peers dial, needed when host is a wildcard.
     port_base: P's servers listen on the pairs (port_base + 2i, port_base + 2i + 1), i < settings.max_peers; None lets
     the kernel choose. D never has fixed ports. verify: which parts D compares with their checksum.
-    Raises ConfigError for a host or a port range that cannot work.
+    Raises ConfigError for a host, a port range or a verify that cannot work.
     """
 
     def __init__(
@@ -43,9 +45,11 @@ class JaxTransferKVEngine:
         verify: Verify = "sampled",
         device: jax.Device | None = None,
     ) -> None:
+        if verify not in get_args(Verify):
+            raise ConfigError(f"verify {verify!r} must be one of {', '.join(get_args(Verify))}")
         where = addresses.host_address(host, advertise)
         device = device or jax.local_devices()[0]
-        self._range = None if port_base is None else PortRange(where.bind, port_base, settings.max_peers)
+        self._range = None if port_base is None else PortRange(where, port_base, settings.max_peers)
         self._registrations = Registrations(
             ServerPool(where, settings.max_peers, device, self._range),
             life_s=settings.withdrawn_life_s,

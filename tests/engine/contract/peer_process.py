@@ -1,6 +1,6 @@
 """One P or D process for tests: the real side channel and transport, driven by JSON lines on its standard input.
 
-    python peer_process.py prefill p0:1        python peer_process.py decode d0:1
+    python peer_process.py prefill p0:1 [PORT_BASE]        python peer_process.py decode d0:1
 
 P answers each "want" frame of a D with the parts that it has registered for it. D's commands: fetch, drop, counters.
 P's: drop, withdraw, counters. Both: leave. Every line on standard output is one JSON object with "what".
@@ -54,10 +54,10 @@ def random_kv(want: Want) -> list[np.ndarray]:
 
 
 class Peer:
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, port_base: int | None = None) -> None:
         settings = PDSettings()
         self.name = name
-        self.engine = JaxTransferKVEngine(settings, verify="all")
+        self.engine = JaxTransferKVEngine(settings, verify="all", port_base=port_base)
         self.events: queue.SimpleQueue[TransportEvent] = queue.SimpleQueue()
         self.commands: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self.channel = self.make_channel()
@@ -187,6 +187,6 @@ class DecodePeer(Peer):
 
 if __name__ == "__main__":
     prepare_process()
-    peer = {"prefill": PrefillPeer, "decode": DecodePeer}[sys.argv[1]](sys.argv[2])
+    peer = {"prefill": PrefillPeer, "decode": DecodePeer}[sys.argv[1]](sys.argv[2], *map(int, sys.argv[3:]))
     peer.say("up", address=peer.channel.address)
     peer.run()
