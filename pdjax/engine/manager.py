@@ -13,7 +13,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import urlsplit
 
 import msgspec
 
@@ -398,10 +397,6 @@ class KVManager(BaseKVManager):
         if record is None or leg is None:
             return
         entries = done.entries
-        if self.bootstrap_addr:  # a central registry: the injected host only narrows the choice (protocol §3)
-            entries = (
-                tuple(e for e in entries if urlsplit(e.serving_url).hostname == leg.bootstrap_host) or entries
-            )
         if not entries and done.rejected:
             why = "; ".join(f"{name}: {reason}" for name, reason in done.rejected.items())
             self._safely(done.tag, Event("no_candidate", detail=f"no compatible prefill instance ({why})"))
@@ -521,11 +516,7 @@ class KVManager(BaseKVManager):
         leg = self._legs.get(room)
         if leg is None:
             return
-        if self.bootstrap_addr:
-            host, _, port = self.bootstrap_addr.rpartition(":")
-            self.ports.registry.lookup(room, host, int(port))
-        else:
-            self.ports.registry.lookup(room, leg.bootstrap_host, leg.bootstrap_port)
+        self.ports.registry.lookup(room, leg.bootstrap_host, leg.bootstrap_port)
 
     def _start_pull(self, e: fx.StartPull) -> None:
         with self._lock:

@@ -15,7 +15,7 @@ from pdjax.core.pools import Fingerprint, KVArgs, request_digest
 from pdjax.core.settings import PDSettings
 from pdjax.core.trace import EventLog
 from pdjax.engine.base import Leg
-from pdjax.engine.bootstrap.client import registration
+from pdjax.engine.bootstrap.registration import registration
 from pdjax.engine.bootstrap.registry import Registry
 from pdjax.engine.manager import KVManager, Ports
 from pdjax.sched.factory import make_scheduler

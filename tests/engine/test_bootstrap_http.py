@@ -12,7 +12,8 @@ from pdjax.core.errors import ConfigError
 from pdjax.core.kvpoll import KVPoll
 from pdjax.core.pools import Fingerprint, KVArgs
 from pdjax.engine.bootstrap import client as client_module
-from pdjax.engine.bootstrap.client import HttpRegistryClient, registration
+from pdjax.engine.bootstrap.client import HttpRegistryClient
+from pdjax.engine.bootstrap.registration import registration
 from pdjax.engine.bootstrap.server import MAX_BODY_BYTES, HTTPBootstrapServer
 
 FP = Fingerprint(1, "m", "w", "float32", 16, 2, 1, 64, "paged", "1x1", 4 << 20, 1, "0.10.2")

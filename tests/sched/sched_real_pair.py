@@ -11,7 +11,7 @@ from pdjax.core.identity import make_epoch
 from pdjax.core.pools import Fingerprint, KVArgs
 from pdjax.core.settings import PDSettings
 from pdjax.engine.base import BaseKVManager
-from pdjax.engine.bootstrap.client import registration
+from pdjax.engine.bootstrap.registration import registration
 from pdjax.engine.bootstrap.registry import Registry
 from pdjax.engine.manager import KVManager, Ports
 from pdjax.sim.net import SimChannel, SimNet, SimRegistryClient, SimTransport

@@ -188,7 +188,7 @@ def test_corrupt_bytes_are_found_by_the_checksum():
 
     def corrupt(pages):
         packed = gather(pages)
-        packed.arrays[0].reshape(-1)[0] ^= 1
+        packed.arrays[0].flat[0] ^= 1
         return packed
 
     world.nodes["p0"].runner.gather = corrupt

@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 import httpx
 import msgspec
 
-from pdjax.core.pools import Fingerprint, KVArgs
+from pdjax.core.pools import Fingerprint
 from pdjax.core.settings import PDSettings
 from pdjax.engine.bootstrap.registry import BadRegistration, parse_print, parse_uint
 from pdjax.engine.ports import Entry, LookupDone
@@ -36,38 +36,6 @@ MAX_REGISTRIES = 256  # the injected host is the client's text: what is remember
 CLOSE_WAIT_S = 2.0
 
 
-def registration(
-    args: KVArgs,
-    role: str,
-    epoch: int,
-    *,
-    zmq_addr: str = "",
-    transfer_addr: str = "",
-    scheduler_addr: str = "",
-) -> dict[str, Any]:
-    """The payload of PUT /route for a single-rank instance (RFC-2 §5.3 plus epoch, fingerprint, serving_url)."""
-    fingerprint = args.fingerprint
-    ranks = {
-        f"{axis}_{part}": value
-        for axis in ("tp", "cp", "dp", "pp")
-        for part, value in (("rank", 0), ("size", 1))
-    }
-    return {
-        "role": role,
-        "instance_id": args.instance_id,
-        "epoch": str(epoch),
-        **ranks,
-        "transfer_addr": transfer_addr,
-        "zmq_addr": zmq_addr,
-        "scheduler_addr": scheduler_addr,
-        "serving_url": args.serving_url,
-        "page_size": args.page_size,
-        "kv_dtype": fingerprint.kv_dtype,
-        "mesh_meta": fingerprint.mesh,
-        "fingerprint": {"hash": fingerprint.hash, "fields": msgspec.to_builtins(fingerprint)},
-    }
-
-
 @dataclass(frozen=True)
 class Membership:
     """What the registry last said about this instance. compatible is None until it has answered once."""
@@ -76,6 +44,11 @@ class Membership:
     compatible: int | None = None
     rejected: Mapping[str, str] | None = None
     error: str | None = None
+
+    @property
+    def n_compatible(self) -> int:
+        """Compatible instances of the other role; 0 before the first answer."""
+        return self.compatible or 0
 
 
 @dataclass(frozen=True)

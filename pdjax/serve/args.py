@@ -1,0 +1,116 @@
+"""What one node is started with, checked before anything is loaded. The command line is made from these fields.
+
+Only serve reads flags and the environment (design §2). Must never import JAX: a wrong flag is told in a moment.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, fields, replace
+from typing import Any, Literal
+
+from pdjax.core.errors import ConfigError
+from pdjax.core.settings import PDSettings
+from pdjax.engine.bootstrap.server import DEFAULT_PORT
+
+WILDCARDS = ("0.0.0.0", "::", "")
+D2H_VARIABLE = "TPU_ENABLE_D2H_TRANSFER"
+
+
+def arg(flag: str, doc: str, default: Any = MISSING, choices: tuple[str, ...] = ()) -> Any:
+    """A field with its flag and the sentence that --help prints."""
+    metadata = {"flag": flag, "doc": doc, "choices": choices}
+    return field(metadata=metadata) if default is MISSING else field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True)
+class ServeArgs:
+    """``check()`` before use. Sizes are tokens or pages; settings holds every timer and limit of the hand-off."""
+
+    model: str = arg("model", 'a Hugging Face directory, or "smollm2" (pdjax fetch smollm2), or "tiny"')
+    host: str = arg("host", "address to listen on; in PD mode the one that peers and the router reach", "127.0.0.1")
+    port: int = arg("port", "HTTP port; 0 lets the kernel choose, the ready line on stdout tells it", 30000)
+    served_model_name: str = arg("served-model-name", "name in the OpenAI API (empty: the model's)", "")
+    context_length: int = arg("context-length", "longest prompt + output (0: what the model and the pools allow)", 0)
+    num_pages: int = arg("num-pages", "pages of the KV pool, the reserved one included", 1024)
+    page_size: int = arg("page-size", "tokens in a page", 16)
+    max_running_requests: int = arg("max-running-requests", "rows of the largest decode step", 16)
+    max_queue: int = arg("max-queue", "requests taken in and not started; one beyond gets 503", 1024)
+    chunked_prefill_size: int = arg("chunked-prefill-size", "prompt tokens computed in one step", 512)
+    dtype: str = arg("dtype", "of weights and KV", "auto", ("auto", "float32", "bfloat16"))
+    instance_id: str = arg("instance-id", "name of this seat in the registry (empty: drawn)", "")
+    disaggregation_mode: Literal["null", "prefill", "decode"] = arg(
+        "disaggregation-mode", "null: an ordinary server", "null", ("null", "prefill", "decode")
+    )
+    disaggregation_transfer_backend: str = arg("disaggregation-transfer-backend", "how KV moves", "jax", ("jax",))
+    bootstrap_host: str = arg("disaggregation-bootstrap-host", "host of the registry (D, empty: the injected one)", "")
+    bootstrap_port: int = arg("disaggregation-bootstrap-port", "port of the registry", DEFAULT_PORT)
+    with_bootstrap: bool = arg("with-bootstrap", "P: run the registry inside this process", False)
+    trace: str = arg("disaggregation-trace", "file that every event of the hand-off is appended to", "")
+    verify: Literal["off", "sampled", "all"] = arg(
+        "disaggregation-verify", "which transferred parts are checksummed", "sampled", ("off", "sampled", "all")
+    )
+    settings: PDSettings = field(default_factory=PDSettings)
+
+    def at_registry(self, host: str, port: int) -> ServeArgs:
+        """The same with the registry's real address, once it is bound."""
+        return replace(self, bootstrap_host=host, bootstrap_port=port)
+
+    def check(self, environ: Mapping[str, str] = os.environ) -> None:
+        """Raises ConfigError with one line that says what to change."""
+        for spec in fields(self):
+            choices = spec.metadata.get("choices")
+            value = getattr(self, spec.name)
+            if choices and value not in choices:
+                raise ConfigError(f"--{spec.metadata['flag']} {value}: choose one of {', '.join(choices)}")
+        for name, least in _LEAST.items():
+            if getattr(self, name) < least:
+                flag = type(self).__dataclass_fields__[name].metadata["flag"]
+                raise ConfigError(f"--{flag} {getattr(self, name)}: must be at least {least}")
+        for flag, port in (("port", self.port), ("disaggregation-bootstrap-port", self.bootstrap_port)):
+            if not 0 <= port <= 65535:
+                raise ConfigError(f"--{flag} {port}: must be in [0, 65535]")
+        for flag, host in (("host", self.host), ("disaggregation-bootstrap-host", self.bootstrap_host)):
+            if "/" in host:
+                raise ConfigError(f"--{flag} {host}: give a host name or address, not a URL")
+        if environ.get(D2H_VARIABLE, "0") not in ("", "0"):
+            raise ConfigError(f"{D2H_VARIABLE}={environ[D2H_VARIABLE]}: staging is not in this version; unset it or set 0")
+        self._check_mode()
+
+    def _check_mode(self) -> None:
+        mode = self.disaggregation_mode
+        if self.with_bootstrap and mode != "prefill":
+            raise ConfigError(
+                f"--with-bootstrap with --disaggregation-mode {mode}: only prefill runs the registry; "
+                "drop it, or start `pdjax bootstrap`"
+            )
+        if mode == "null":
+            if self.bootstrap_host:
+                raise ConfigError(
+                    "--disaggregation-bootstrap-host without a mode: set --disaggregation-mode prefill or decode"
+                )
+            return
+        if self.host in WILDCARDS:
+            raise ConfigError(f"--host {self.host or repr('')}: peers cannot reach it; give this machine's own address")
+        if self.with_bootstrap and self.bootstrap_host:
+            raise ConfigError("--with-bootstrap and --disaggregation-bootstrap-host: choose one")
+        if mode == "prefill" and not self.with_bootstrap and not self.bootstrap_host:
+            raise ConfigError(
+                "--disaggregation-mode prefill needs a registry: give --disaggregation-bootstrap-host or --with-bootstrap"
+            )
+        if self.bootstrap_port == 0 and not self.with_bootstrap:
+            raise ConfigError("--disaggregation-bootstrap-port 0: only --with-bootstrap may choose a free port")
+        broken = self.settings.check()
+        if broken:
+            raise ConfigError("timers that cannot work: " + "; ".join(broken))
+
+
+_LEAST = {
+    "context_length": 0,
+    "num_pages": 2,
+    "page_size": 1,
+    "max_running_requests": 1,
+    "max_queue": 1,
+    "chunked_prefill_size": 1,
+}

@@ -1,0 +1,352 @@
+"""One node: model, scheduler, manager and their threads, as the HTTP layer's Engine; and the life of its process.
+
+Threads: HTTP (event loop), scheduler (all device work), driver (peers), poller (pulls), registry client. Must never
+touch the pools outside the scheduler thread, and never register before its programs are compiled (protocol §7).
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import signal
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import FrameType
+from typing import IO, Any
+
+from pdjax.core.errors import ConfigError, PDError
+from pdjax.core.identity import make_epoch
+from pdjax.core.pools import KVArgs, request_digest
+from pdjax.core.trace import EventLog
+from pdjax.core.wire import PROTOCOL_VERSION
+from pdjax.engine.base import Leg
+from pdjax.engine.bootstrap.client import HttpRegistryClient
+from pdjax.engine.bootstrap.httpd import HttpThread, bind, url_of
+from pdjax.engine.bootstrap.registration import registration
+from pdjax.engine.bootstrap.server import HTTPBootstrapServer
+from pdjax.engine.jax_transfer.channel import ZmqSideChannel
+from pdjax.engine.jax_transfer.manager import JaxTransferKVManager
+from pdjax.engine.jax_transfer.process import leave, prepare_process
+from pdjax.engine.jax_transfer.servers import TRANSFER_SIZE
+from pdjax.engine.jax_transfer.transport import JaxTransferKVEngine
+from pdjax.engine.manager import Ports
+from pdjax.model.checkpoint import fingerprint, load_model
+from pdjax.model.config import ARCHITECTURES
+from pdjax.model.fetch import cache_root, resolve_model
+from pdjax.model.runner import JaxRunner, RunnerSettings, resolve_dtype
+from pdjax.model.tokenizer import Tokenizer
+from pdjax.sched.factory import make_scheduler
+from pdjax.sched.request import Request
+from pdjax.sched.scheduler import SchedulerConfig
+from pdjax.serve.app import build_app
+from pdjax.serve.args import ServeArgs
+from pdjax.serve.engine_api import Role
+from pdjax.serve.engine_api import Tokenizer as EngineTokenizer
+from pdjax.serve.log import JsonLog
+from pdjax.serve.ready import print_ready
+
+log = logging.getLogger(__name__)
+
+TRANSPORT_ADDRESSES = 1
+CLOSE_WAIT_S = 1.0  # facts/peer-servers §9: enough for a pull in flight, short enough for an operator
+IDLE_WAIT_S = 5.0  # a wake ends it; this only bounds a lost one
+
+
+@dataclass
+class Model:
+    """What is loaded once: the runner, and what peers and clients are told of it."""
+
+    name: str
+    runner: JaxRunner
+    tokenizer: Tokenizer
+    weights: str
+    info: dict[str, Any]
+
+
+def load(args: ServeArgs) -> Model:
+    """Read model and tokenizer, make the pools. Raises ConfigError."""
+    directory = resolve_model(args.model)
+    tokenizer = Tokenizer(directory)
+    settings = RunnerSettings(
+        num_pages=args.num_pages,
+        page_size=args.page_size,
+        max_batch=args.max_running_requests,
+        chunk_tokens=args.chunked_prefill_size,
+        context_tokens=args.context_length,
+        dtype=args.dtype,
+        verify=args.verify,
+        compilation_cache=str(cache_root() / "compiled"),
+    )
+    loaded = load_model(directory, dtype=resolve_dtype(settings.dtype))
+    runner = JaxRunner(loaded, settings)
+    name = args.served_model_name or args.model
+    info = {
+        "model_path": args.model,
+        "tokenizer_path": args.model,
+        "model_type": "llama",
+        "architectures": list(ARCHITECTURES),
+        "page_size": args.page_size,
+        "weights_digest": loaded.digest,
+    }
+    return Model(name, runner, tokenizer, loaded.digest, info)
+
+
+class Node:
+    """Implements serve.engine_api.Engine. ``start`` once; ``stop`` once."""
+
+    def __init__(self, args: ServeArgs, model: Model, serving_url: str) -> None:
+        self.args = args
+        self.role: Role = args.disaggregation_mode
+        self.tokenizer: EngineTokenizer = model.tokenizer
+        self.context_length = model.runner.context_tokens
+        self.vocab_size = model.tokenizer.vocab_size
+        self.model_name = model.name
+        self.model_info: Mapping[str, Any] = model.info
+        self.bootstrap_port = args.bootstrap_port if self.role != "null" else None
+        self.runner = model.runner
+        self.epoch = make_epoch(time.time(), secrets.randbits(32))
+        self.instance_id = args.instance_id or f"{self.role}-{secrets.token_hex(4)}"
+        self._wake = threading.Event()
+        self._stopping = threading.Event()
+        self._loaded = threading.Event()
+        self._dead: str | None = None
+        self._trace: IO[bytes] | None = None
+        self.manager: JaxTransferKVManager | None = None
+        self.registry: HttpRegistryClient | None = None
+        self.transport: JaxTransferKVEngine | None = None
+        if self.role != "null":
+            self._make_manager(model, serving_url)
+        config = SchedulerConfig(
+            context_length=self.context_length,
+            eos_ids=model.tokenizer.eos_ids,
+            max_running=args.max_running_requests,
+            max_queue=args.max_queue,
+            chunked_prefill_size=self.runner.buckets.chunk_tokens,
+        )
+        self.scheduler = make_scheduler(
+            self.role, config, self.runner, time.monotonic, self.manager, wake=self._wake.set
+        )
+        self._thread = threading.Thread(target=self._run_scheduler, name="scheduler", daemon=True)
+
+    def _make_manager(self, model: Model, serving_url: str) -> None:
+        args, settings = self.args, self.args.settings
+        pools = list(self.runner.pools)
+        prints = fingerprint(
+            self.runner.config,
+            model.weights,
+            pools[0],
+            protocol=PROTOCOL_VERSION,
+            transfer_size=TRANSFER_SIZE,
+            transport_addresses=TRANSPORT_ADDRESSES,
+        )
+        kv = KVArgs(pools, args.page_size, prints, self.instance_id, serving_url)
+        clock = time.monotonic
+        channel = (
+            ZmqSideChannel.bind(args.host, 0, settings=settings)
+            if self.role == "prefill"
+            else ZmqSideChannel.dealer(f"{self.instance_id}:{self.epoch:x}", settings=settings)
+        )
+        self.transport = JaxTransferKVEngine(settings, host=args.host, verify=args.verify)
+        self.registry = HttpRegistryClient(
+            args.bootstrap_host or None,
+            args.bootstrap_port,
+            fingerprint=prints,
+            heartbeat_interval_s=settings.heartbeat_interval_s,
+        )
+        pool_bytes = sum(p.page_bytes * p.shape[0] * p.n_layers for p in pools)
+        self.manager = JaxTransferKVManager(
+            kv,
+            f"{args.bootstrap_host}:{args.bootstrap_port}",
+            role=self.role,
+            settings=settings,
+            ports=Ports(self.transport, channel, self.registry, clock),
+            epoch=self.epoch,
+            budget_bytes=settings.unpulled_budget_bytes or pool_bytes // 4,
+            log=EventLog(self.instance_id, self.epoch, clock, self._open_trace()),
+            on_event=self._wake.set,
+        )
+        self._registration = registration(
+            kv, self.role, self.epoch, zmq_addr=channel.address or "", transfer_addr=args.host
+        )
+
+    def _open_trace(self) -> Callable[[bytes], object] | None:
+        if not self.args.trace:
+            return None
+        try:
+            self._trace = open(self.args.trace, "ab", buffering=0)  # noqa: SIM115 (lives as long as the node)
+        except OSError as error:
+            raise ConfigError(f"--disaggregation-trace {self.args.trace}: {error.strerror}") from None
+        return self._trace.write
+
+    # ------------------------------------------------------------------ life
+
+    def start(self) -> None:
+        """Compile, then serve; returns when the first request may come."""
+        self._thread.start()
+        self._loaded.wait()
+        if self._dead is not None:
+            raise ConfigError(self._dead)
+        if self.manager is not None:
+            self.manager.start()
+
+    def announce(self) -> None:
+        """Into the registry: only now may others find us."""
+        if self.registry is not None and self.args.bootstrap_host:
+            self.registry.announce(self._registration)
+
+    def _run_scheduler(self) -> None:
+        try:
+            self._warm_up()
+            self._loaded.set()
+            while not self._stopping.is_set():
+                self._wake.clear()
+                if not self.scheduler.step():
+                    at = self.scheduler.next_wake()
+                    self._wake.wait(IDLE_WAIT_S if at is None else max(at - time.monotonic(), 0.0))
+        except Exception as error:
+            self._dead = f"the scheduler thread has died: {type(error).__name__}: {error}"
+            log.exception("the scheduler thread has died")
+            self._loaded.set()
+
+    def _warm_up(self) -> None:
+        prefill, decode = self.role != "decode", self.role != "prefill"
+        began = time.monotonic()
+        n = self.runner.warmup(
+            prefill=prefill,
+            decode=decode,
+            gather=self.role == "prefill",
+            scatter=self.role == "decode",
+        )
+        log.info("compiled %d programs in %.1f s", n, time.monotonic() - began)
+
+    def stop(self) -> None:
+        """Abort what runs, tell the peers, end the threads in order."""
+        self.scheduler.abort_all()
+        self._wake.set()
+        deadline = time.monotonic() + CLOSE_WAIT_S
+        while self.scheduler.stats().get("running", 0) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        self._stopping.set()
+        self._wake.set()
+        self._thread.join(CLOSE_WAIT_S)
+        if self.manager is not None:
+            self.manager.stop(CLOSE_WAIT_S)
+        if self._trace is not None:
+            self._trace.close()
+
+    # ------------------------------------------------------------------ Engine
+
+    def submit(self, req: Request) -> None:
+        """Refuse what can never run, claim the room, queue. Raises PDError before anything is taken."""
+        req.times.arrived = time.monotonic()
+        if self.manager is None:
+            req.room = None  # without PD the bootstrap fields mean nothing
+            self.scheduler.submit(req)
+            return
+        if req.room is None:
+            raise PDError("this server needs a bootstrap_room", reason="bad_request", status=400)
+        digest = request_digest(req.prompt_ids, req.sampling.first_token_key())
+        leg = Leg(req.room, req.rid, digest, len(req.prompt_ids), req.bootstrap_host, req.bootstrap_port)
+        try:
+            self.scheduler.check(req)
+        except PDError:
+            self._tell_refused(leg)
+            raise
+        self.manager.claim(leg)
+        self.scheduler.submit(req)
+
+    def _tell_refused(self, leg: Leg) -> None:
+        """This side can never hold the request, the other one may: its leg must not wait for us (V7)."""
+        assert self.manager is not None
+        try:
+            self.manager.refuse(leg, "bad_request")
+        except PDError:
+            return  # the caller raises the scheduler's own, more precise one
+
+    def abort(self, rid: str | None, all: bool = False) -> None:
+        if all:
+            self.scheduler.abort_all()
+        elif rid is not None:
+            self.scheduler.abort(rid)
+
+    def info(self) -> Mapping[str, Any]:
+        stats = self.scheduler.stats()
+        waiting = sum(
+            stats.get(q, 0) for q in ("queued", "waiting", "budget_queue", "bootstrapping", "page_queue")
+        )
+        info: dict[str, Any] = {
+            "num_running": sum(stats.get(q, 0) for q in ("running", "prefilling", "in_flight")),
+            "num_waiting": waiting,
+            "num_tokens": stats["used_pages"] * self.args.page_size,
+            **stats,
+        }
+        if self.manager is not None:
+            info["held"] = self.manager.quiescent()
+            info["counters"] = dict(self.manager.counters.counts)
+            info["driver_longest_turn_s"] = round(self.manager.longest_turn_s, 4)
+            info["transport"] = self.transport.counters() if self.transport else {}
+        return info
+
+    def ready(self) -> bool:
+        if not self._loaded.is_set() or self._dead is not None:
+            return False
+        if self.registry is None or not self.args.bootstrap_host:
+            return True
+        return bool(self.registry.membership.compatible)
+
+    def failed(self) -> str | None:
+        if self._dead is not None:
+            return self._dead
+        if self.manager is not None and not self.manager.alive():
+            return "the driver thread has died"
+        return None
+
+    def flush_cache(self) -> bool:
+        stats = self.scheduler.stats()
+        return not any(stats.get(q, 0) for q in ("queued", "waiting", "running", "prefilling", "in_flight"))
+
+
+def run_server(args: ServeArgs) -> int:
+    """The process of ``pdjax serve``: returns never, or raises ConfigError before it serves."""
+    broken = args.settings.check() if args.disaggregation_mode != "null" else []
+    if broken:
+        raise ConfigError("timers that break an inequality: " + "; ".join(broken))
+    prepare_process()
+    sock = bind(args.host, args.port)
+    bootstrap = None
+    if args.with_bootstrap:
+        bootstrap = HTTPBootstrapServer(args.host, args.bootstrap_port, args.settings.heartbeat_ttl_s)
+        bootstrap.start()
+        args = args.at_registry(args.host, bootstrap.port)
+    url = url_of(sock)
+    node = Node(args, load(args), url)
+    done = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda signum, frame: _on_signal(done, signum, frame))
+    node.start()
+    http = HttpThread(build_app(node, log=JsonLog()), sock, "http")
+    http.start()
+    node.announce()
+    print_ready(
+        url=url,
+        role=node.role,
+        instance_id=node.instance_id,
+        bootstrap=f"http://{args.bootstrap_host}:{args.bootstrap_port}" if args.bootstrap_host else "",
+    )
+    while not done.wait(1.0):
+        if not http.alive:
+            log.error("the HTTP server has ended")
+            break
+    http.stop()
+    node.stop()
+    if bootstrap is not None:
+        bootstrap.stop()
+    leave(0 if done.is_set() else 1)
+
+
+def _on_signal(done: threading.Event, signum: int, frame: FrameType | None) -> None:
+    if done.is_set():  # a second one: now
+        leave(128 + signum)
+    done.set()

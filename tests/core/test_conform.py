@@ -1,0 +1,119 @@
+"""A log of a real run passes, and every single deletion, swap or repetition in it is refused."""
+
+import json
+import random
+
+import pytest
+from pdjax.core import conform
+from pdjax.sim.world import World
+
+
+@pytest.fixture(scope="module")
+def log():
+    world = World(2, 2)
+    done = []
+    for room in range(6):
+        p, d = world.request(room, list(range(1, 10 + room)), 4, p=f"p{room % 2}", d=f"d{room // 2 % 2}")
+        done += [p, d]
+    assert world.run(lambda: all(c.end is not None for c in done), 60)
+    world.nodes["d0"].manager.note("ended")
+    world.run(limit_s=100)
+    return list(world.lines)
+
+
+def test_a_run_passes(log):
+    assert conform.check(log, complete=True) == []
+
+
+def test_every_removed_line_is_refused(log):
+    """But for the last line of a process, whose loss no number can show while the file goes on."""
+    last = {json.loads(x)["node"]: i for i, x in enumerate(log)}
+    for i in range(len(log)):
+        if i not in last.values():
+            assert conform.check(log[:i] + log[i + 1 :]), log[i]
+
+
+def test_every_repeated_line_is_refused(log):
+    for i in range(0, len(log), 7):
+        assert conform.check([*log[: i + 1], log[i], *log[i + 1 :]])
+
+
+def test_the_lines_of_two_processes_may_mix_in_any_order(log):
+    by_life: dict[str, list[bytes]] = {}
+    for line in log:
+        by_life.setdefault(json.loads(line)["node"], []).append(line)
+    rng, mixed = random.Random(3), []
+    while by_life:
+        node = rng.choice(sorted(by_life))
+        mixed.append(by_life[node].pop(0))
+        if not by_life[node]:
+            del by_life[node]
+    assert conform.check(mixed, complete=True) == []
+
+
+def renumber(log):
+    counts: dict[str, int] = {}
+    for line in log:
+        raw = json.loads(line)
+        raw["n"] = counts.get(raw["node"], 0)
+        counts[raw["node"]] = raw["n"] + 1
+        yield json.dumps(raw).encode()
+
+
+@pytest.mark.parametrize(
+    ("event", "rule"),
+    [("landed", "S2"), ("admit", "S6"), ("kv_ready", "S6"), ("registered", "S13"), ("scattered", "S6"), ("start", "S6")],
+)
+def test_a_removed_line_is_seen_even_when_the_numbers_are_mended(log, event, rule):
+    first = next(i for i, x in enumerate(log) if json.loads(x)["event"] == event)
+    found = conform.check(renumber(log[:first] + log[first + 1 :]))
+    assert rule in {f.rule for f in found}
+
+
+def edit(log, event, changes):
+    for i, x in enumerate(log):
+        raw = json.loads(x)
+        if raw["event"] == event:
+            return [*log[:i], json.dumps({**raw, **changes}).encode(), *log[i + 1 :]]
+    raise AssertionError(event)
+
+
+@pytest.mark.parametrize(
+    ("event", "changes", "rule"),
+    [
+        ("done", {"effects": ["say_done_ack", "bury"]}, "S3"),
+        ("leg", {"to": "Success"}, "S6"),
+        ("kv_ready", {"event": "nonsense"}, "S6"),
+        ("ready", {"to": "Paradise"}, "S6"),
+    ],
+)
+def test_a_changed_line_is_refused(log, event, changes, rule):
+    assert rule in {f.rule for f in conform.check(edit(log, event, changes))}
+
+
+def test_pages_with_two_owners_are_refused():
+    def line(n, event, token, pages):
+        return json.dumps({"n": n, "t": 0, "node": "d0", "epoch": "1", "event": event, "token": token, "pages": pages}).encode()
+
+    good = [line(0, "pages_taken", 1, [1, 2]), line(1, "pages_freed", 1, [1, 2]), line(2, "pages_taken", 2, [2])]
+    assert conform.check(good) == []
+    assert [f.rule for f in conform.check(good, complete=True)] == ["S3"]
+    assert [f.rule for f in conform.check([good[0], line(1, "pages_taken", 2, [2])])] == ["S1"]
+    assert [f.rule for f in conform.check([good[0], line(1, "pages_freed", 2, [2])])] == ["S1"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"{",
+        b"[]",
+        b"\xff",
+        b'{"n": 1}',
+        b'{"n": "0", "t": 0, "node": "a", "epoch": "1", "event": "x"}',
+        b'{"n": 0, "t": 0, "node": "a", "epoch": "one", "event": "x"}',
+        b'{"n": 0, "t": 0, "node": "a", "epoch": "1", "event": "x", "room": 1.5}',
+        b'{"n": 0, "t": 0, "node": "a", "epoch": "1", "event": "pages_taken", "pages": [1]}',
+    ],
+)
+def test_what_is_no_log_is_said_so(text):
+    assert [f.rule for f in conform.check([text])] == ["log"]

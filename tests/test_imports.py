@@ -1,0 +1,79 @@
+"""The import rules of the architecture, read from the source of every module."""
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent / "pdjax"
+STDLIB = sys.stdlib_module_names
+IMPURE = {"threading", "socket", "time", "random", "asyncio", "os", "subprocess", "secrets", "datetime", "selectors"}
+SIM_MAY = ("pdjax.core", "pdjax.sched", "pdjax.sim", "pdjax.engine.base", "pdjax.engine.ports", "pdjax.engine.manager",
+           "pdjax.engine.peers", "pdjax.engine.bootstrap.registry", "pdjax.engine.bootstrap.registration")  # fmt: skip
+
+
+def modules():
+    for path in sorted(ROOT.rglob("*.py")):
+        name = ".".join(path.relative_to(ROOT.parent).with_suffix("").parts)
+        yield name.removesuffix(".__init__"), path
+
+
+def imports(path: Path) -> set[str]:
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            assert node.module
+            found.add(node.module)
+            found |= {f"{node.module}.{alias.name}" for alias in node.names if (ROOT.parent / Path(*node.module.split("."), f"{alias.name}.py")).exists()}
+    return found
+
+
+def breaches(name: str, wanted: set[str]) -> list[str]:
+    """Imports of module ``name`` that the rules forbid."""
+    bad: list[str] = []
+    layer = name.split(".")[1] if "." in name else ""
+    for target in wanted:
+        top = target.split(".")[0]
+        ours = top == "pdjax"
+        if layer == "core":
+            allowed = (top in STDLIB and top not in IMPURE) or top in ("statemachine", "msgspec") or target.startswith("pdjax.core")
+            bad += [] if allowed or target == "pdjax" else [f"core imports {target}"]
+        if layer in ("sched", "sim") and top == "jax":
+            bad.append(f"{layer} imports jax")
+        if layer == "sim" and ours and target.count(".") >= 2 and not target.startswith(SIM_MAY):
+            bad.append(f"sim imports {target}")
+        if layer != "sim" and target.startswith("pdjax.sim"):
+            bad.append(f"{target} is imported outside sim")
+        if layer in ("core", "engine", "sched", "model") and target.startswith("pdjax.serve"):
+            bad.append(f"{layer} imports serve")
+        if layer == "engine" and top == "jax" and not name.startswith(("pdjax.engine.jax_transfer", "pdjax.engine.kernels")):
+            bad.append(f"{name} imports jax")
+        if layer == "engine" and target.startswith(("pdjax.sched", "pdjax.model")):
+            bad.append(f"engine imports {target}")
+    return bad
+
+
+@pytest.mark.parametrize(("name", "path"), list(modules()), ids=[n for n, _ in modules()])
+def test_imports(name, path):
+    assert breaches(name, imports(path)) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "target"),
+    [
+        ("pdjax.core.room", "threading"),
+        ("pdjax.core.room", "numpy"),
+        ("pdjax.core.room", "pdjax.engine.base"),
+        ("pdjax.sched.batch", "jax"),
+        ("pdjax.sim.world", "pdjax.engine.jax_transfer.channel"),
+        ("pdjax.engine.manager", "pdjax.sim.world"),
+        ("pdjax.engine.manager", "jax"),
+        ("pdjax.model.llama", "pdjax.serve.app"),
+    ],
+)
+def test_a_breach_is_seen(name, target):
+    assert breaches(name, {target})
