@@ -29,27 +29,40 @@ class ServeArgs:
     """``check()`` before use. Sizes are tokens or pages; settings holds every timer and limit of the hand-off."""
 
     model: str = arg("model", 'a Hugging Face directory, or "smollm2" (pdjax fetch smollm2), or "tiny"')
-    host: str = arg("host", "address to listen on; in PD mode the one that peers and the router reach", "127.0.0.1")
+    host: str = arg(
+        "host", "address to listen on; in PD mode the one that peers and the router reach", "127.0.0.1"
+    )
     port: int = arg("port", "HTTP port; 0 lets the kernel choose, the ready line on stdout tells it", 30000)
     served_model_name: str = arg("served-model-name", "name in the OpenAI API (empty: the model's)", "")
-    context_length: int = arg("context-length", "longest prompt + output (0: what the model and the pools allow)", 0)
+    context_length: int = arg(
+        "context-length", "longest prompt + output (0: what the model and the pools allow)", 0
+    )
     num_pages: int = arg("num-pages", "pages of the KV pool, the reserved one included", 1024)
     page_size: int = arg("page-size", "tokens in a page", 16)
     max_running_requests: int = arg("max-running-requests", "rows of the largest decode step", 16)
     max_queue: int = arg("max-queue", "requests taken in and not started; one beyond gets 503", 1024)
     chunked_prefill_size: int = arg("chunked-prefill-size", "prompt tokens computed in one step", 512)
-    dtype: str = arg("dtype", "of weights and KV", "auto", ("auto", "float32", "bfloat16"))
+    dtype: Literal["auto", "float32", "bfloat16"] = arg(
+        "dtype", "of weights and KV", "auto", ("auto", "float32", "bfloat16")
+    )
     instance_id: str = arg("instance-id", "name of this seat in the registry (empty: drawn)", "")
     disaggregation_mode: Literal["null", "prefill", "decode"] = arg(
         "disaggregation-mode", "null: an ordinary server", "null", ("null", "prefill", "decode")
     )
-    disaggregation_transfer_backend: str = arg("disaggregation-transfer-backend", "how KV moves", "jax", ("jax",))
-    bootstrap_host: str = arg("disaggregation-bootstrap-host", "host of the registry (D, empty: the injected one)", "")
+    disaggregation_transfer_backend: str = arg(
+        "disaggregation-transfer-backend", "how KV moves", "jax", ("jax",)
+    )
+    bootstrap_host: str = arg(
+        "disaggregation-bootstrap-host", "host of the registry (D, empty: the injected one)", ""
+    )
     bootstrap_port: int = arg("disaggregation-bootstrap-port", "port of the registry", DEFAULT_PORT)
     with_bootstrap: bool = arg("with-bootstrap", "P: run the registry inside this process", False)
     trace: str = arg("disaggregation-trace", "file that every event of the hand-off is appended to", "")
     verify: Literal["off", "sampled", "all"] = arg(
-        "disaggregation-verify", "which transferred parts are checksummed", "sampled", ("off", "sampled", "all")
+        "disaggregation-verify",
+        "which transferred parts are checksummed",
+        "sampled",
+        ("off", "sampled", "all"),
     )
     settings: PDSettings = field(default_factory=PDSettings)
 
@@ -75,7 +88,9 @@ class ServeArgs:
             if "/" in host:
                 raise ConfigError(f"--{flag} {host}: give a host name or address, not a URL")
         if environ.get(D2H_VARIABLE, "0") not in ("", "0"):
-            raise ConfigError(f"{D2H_VARIABLE}={environ[D2H_VARIABLE]}: staging is not in this version; unset it or set 0")
+            raise ConfigError(
+                f"{D2H_VARIABLE}={environ[D2H_VARIABLE]}: staging is not in this version; unset it or set 0"
+            )
         self._check_mode()
 
     def _check_mode(self) -> None:
@@ -92,7 +107,9 @@ class ServeArgs:
                 )
             return
         if self.host in WILDCARDS:
-            raise ConfigError(f"--host {self.host or repr('')}: peers cannot reach it; give this machine's own address")
+            raise ConfigError(
+                f"--host {self.host or repr('')}: peers cannot reach it; give this machine's own address"
+            )
         if self.with_bootstrap and self.bootstrap_host:
             raise ConfigError("--with-bootstrap and --disaggregation-bootstrap-host: choose one")
         if mode == "prefill" and not self.with_bootstrap and not self.bootstrap_host:
@@ -100,7 +117,9 @@ class ServeArgs:
                 "--disaggregation-mode prefill needs a registry: give --disaggregation-bootstrap-host or --with-bootstrap"
             )
         if self.bootstrap_port == 0 and not self.with_bootstrap:
-            raise ConfigError("--disaggregation-bootstrap-port 0: only --with-bootstrap may choose a free port")
+            raise ConfigError(
+                "--disaggregation-bootstrap-port 0: only --with-bootstrap may choose a free port"
+            )
         broken = self.settings.check()
         if broken:
             raise ConfigError("timers that cannot work: " + "; ".join(broken))

@@ -519,3 +519,11 @@ def test_the_log_tells_the_story_and_no_content(serve):
         and events[1]["completion_tokens"] == 7
     )
     assert "secret" not in server.log_text.getvalue() and "private" not in server.log_text.getvalue()
+
+
+def test_the_token_that_stopped_the_request_is_no_text(serve):
+    server = serve(script=lambda r: [Output((97, 98)), Output((99,), finish=Finish("stop", matched=99))])
+    body = server.post("/generate", {"text": "x", "sampling_params": {"stop_token_ids": [99]}}).json()
+    assert (body["text"], body["output_ids"]) == ("ab", [97, 98, 99])
+    assert body["meta_info"]["finish_reason"] == {"type": "stop", "matched": 99}
+    assert server.engine.requests[0].sampling.stop_token_ids == {99}

@@ -45,11 +45,6 @@ class Membership:
     rejected: Mapping[str, str] | None = None
     error: str | None = None
 
-    @property
-    def n_compatible(self) -> int:
-        """Compatible instances of the other role; 0 before the first answer."""
-        return self.compatible or 0
-
 
 @dataclass(frozen=True)
 class _Answer:

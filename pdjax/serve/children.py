@@ -1,0 +1,104 @@
+"""Child processes of one parent: started in groups of their own, heard line by line, and ended within a bound.
+
+Must never end a process that it did not start, nor leave one behind when the parent is asked to stop.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import IO, Any
+
+from pdjax.serve.ready import parse_ready
+
+END_WAIT_S = 15.0
+LAST_LINES = 20
+
+
+class ChildError(Exception):
+    """A child ended or did not come up; the text says which and how."""
+
+
+class Child:
+    """One process with its output forwarded as ``[name] line``. ready holds the fields of its ready line."""
+
+    def __init__(
+        self, name: str, command: Sequence[str], environ: Mapping[str, str], forward: Callable[[str], None]
+    ) -> None:
+        self.name = name
+        self.ready: dict[str, Any] | None = None
+        self.last_lines: deque[str] = deque(maxlen=LAST_LINES)
+        self._forward = forward
+        # A session of its own: Ctrl-C reaches only the parent, which then ends the children in order.
+        self.process = subprocess.Popen(
+            list(command),
+            env=dict(environ),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+        self._readers = [
+            threading.Thread(target=self._read, args=(stream,), name=f"{name}-output", daemon=True)
+            for stream in (self.process.stdout, self.process.stderr)
+            if stream is not None
+        ]
+        for reader in self._readers:
+            reader.start()
+
+    def _read(self, stream: IO[str]) -> None:
+        with stream:
+            for line in stream:
+                text = line.rstrip("\n")
+                fields = parse_ready(text)
+                if fields is not None:
+                    self.ready = fields
+                self.last_lines.append(text)
+                self._forward(f"[{self.name}] {text}")
+
+    @property
+    def alive(self) -> bool:
+        return self.process.poll() is None
+
+    def check(self) -> None:
+        """Raises ChildError when the process has ended."""
+        code = self.process.poll()
+        if code is not None:
+            how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+            raise ChildError(f"{self.name} {how}")
+
+    def tell(self, number: signal.Signals) -> None:
+        """Signal the whole group: a child's own children end with it."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, number)
+
+    def join(self, wait_s: float) -> bool:
+        """Whether the process has ended within wait_s seconds; its output has then been forwarded."""
+        try:
+            self.process.wait(max(wait_s, 0.0))
+        except subprocess.TimeoutExpired:
+            return False
+        for reader in self._readers:
+            reader.join(1.0)
+        return True
+
+
+def end_all(children: Sequence[Child], wait_s: float = END_WAIT_S) -> list[str]:
+    """SIGTERM to each, in this order, then SIGKILL to whatever is left after wait_s seconds: their names."""
+    for child in children:
+        if child.alive:
+            child.tell(signal.SIGTERM)
+    deadline = time.monotonic() + wait_s
+    late = [child for child in children if not child.join(deadline - time.monotonic())]
+    for child in late:
+        child.tell(signal.SIGKILL)
+        child.join(wait_s)
+    return [child.name for child in late]

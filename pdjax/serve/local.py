@@ -1,0 +1,283 @@
+"""A whole deployment on one machine: registry, prefill and decode instances, servers without PD, and the router.
+
+Children bind port 0 themselves and tell their address in a ready line; only the router needs a port picked for it.
+Must never leave a child behind, and never print an address that cannot serve yet.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import httpx
+
+from pdjax.core.errors import ConfigError
+from pdjax.serve.children import Child, ChildError, end_all
+
+START_TIMEOUT_S = 900.0  # reading a model and compiling on a small machine
+ROUTER_TIMEOUT_S = 60.0
+ROUTER_TRIES = 3
+POLL_S = 0.1
+ROUTERS = ("rust", "mini", "none")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to start. extra: further options for every ``pdjax serve``; chips: TPU_VISIBLE_CHIPS of each instance."""
+
+    model: str
+    prefill: int = 1
+    decode: int = 1
+    plain: int = 0
+    router: str = "rust"
+    host: str = "127.0.0.1"
+    prefill_chips: tuple[str, ...] = ()
+    decode_chips: tuple[str, ...] = ()
+    extra: tuple[str, ...] = ()
+
+    def check(self) -> None:
+        """Raises ConfigError."""
+        if self.router not in ROUTERS:
+            raise ConfigError(f"--router {self.router}: choose one of {', '.join(ROUTERS)}")
+        if self.router != "none" and importlib.util.find_spec("sglang_router") is None:
+            raise ConfigError("the router is not installed: pip install 'pdjax[router]', or --router none")
+        if self.prefill + self.decode + self.plain == 0:
+            raise ConfigError("nothing to start: give --prefill and --decode")
+        if self.router != "none" and not (self.prefill and self.decode):
+            raise ConfigError("a router needs at least one prefill and one decode instance, or --router none")
+        for flag, chips, count in (
+            ("prefill-chips", self.prefill_chips, self.prefill),
+            ("decode-chips", self.decode_chips, self.decode),
+        ):
+            if chips and len(chips) != count:
+                raise ConfigError(f"--{flag} names chips for {len(chips)} instances, there are {count}")
+
+
+def _has_told(child: Child) -> bool:
+    return child.ready is not None
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def free_ports(host: str, count: int) -> list[int]:
+    """Ports that were free a moment ago, all different; for a program that cannot bind 0 itself."""
+    sockets = [socket.create_server((host, 0)) for _ in range(count)]
+    ports = [int(sock.getsockname()[1]) for sock in sockets]
+    for sock in sockets:
+        sock.close()
+    return ports
+
+
+class Fleet:
+    """The children of one plan. ``start`` returns when a request through the router can be served.
+
+    stop: an event that ends every wait, set by a signal handler.
+    """
+
+    def __init__(
+        self, plan: Plan, stop: threading.Event | None = None, forward: Callable[[str], None] = _say
+    ) -> None:
+        plan.check()
+        self.plan = plan
+        self.children: list[Child] = []
+        self.addresses: dict[str, str] = {}
+        self._stop = stop or threading.Event()
+        self._forward = forward
+        quiet = {"trust_env": False, "timeout": 5.0}
+        self._http = httpx.Client(**quiet)  # type: ignore[arg-type]
+
+    def __enter__(self) -> Fleet:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def start(self) -> None:
+        """Raises ChildError when a child ends or is late, KeyboardInterrupt when ``stop`` is set."""
+        bootstrap: str | None = None
+        if self.plan.prefill or self.plan.decode:
+            registry = self._spawn(
+                "bootstrap", [*self._python("bootstrap"), "--host", self.plan.host, "--port", "0"]
+            )
+            self._await_lines([registry])
+            bootstrap = self.addresses["bootstrap"]
+        nodes = self._spawn_nodes(bootstrap)
+        self._await_lines(nodes)
+        for node in nodes:
+            self._await(f"{node.name} to find a peer", partial(self._is_ready, self.addresses[node.name]))
+        if self.plan.router != "none" and bootstrap is not None:
+            self._start_router(int(bootstrap.rsplit(":", 1)[1]))
+
+    def _python(self, command: str) -> list[str]:
+        return [sys.executable, "-m", "pdjax.serve.cli", command]
+
+    def _spawn_nodes(self, bootstrap: str | None) -> list[Child]:
+        plan = self.plan
+        base = [*self._python("serve"), "--model", plan.model, "--host", plan.host, "--port", "0"]
+        nodes = []
+        for role, count, chips in (
+            ("prefill", plan.prefill, plan.prefill_chips),
+            ("decode", plan.decode, plan.decode_chips),
+            ("plain", plan.plain, ()),
+        ):
+            for i in range(count):
+                name, options = f"{role}-{i}", []
+                if role != "plain" and bootstrap is not None:
+                    host, port = bootstrap.removeprefix("http://").rsplit(":", 1)
+                    options = ["--disaggregation-mode", role, "--instance-id", name]
+                    options += ["--disaggregation-bootstrap-host", host.strip("[]")]
+                    options += ["--disaggregation-bootstrap-port", port]
+                environ = {"TPU_VISIBLE_CHIPS": chips[i]} if chips else {}
+                nodes.append(self._spawn(name, [*base, *options, *plan.extra], **environ))
+        return nodes
+
+    def _spawn(self, name: str, command: Sequence[str], **environ: str) -> Child:
+        # A proxy of the environment must not stand between these processes: the rust router would honour it even
+        # for 127.0.0.1 and never become ready (facts/router §8, trap 2).
+        direct = ",".join(filter(None, ("127.0.0.1,localhost", self.plan.host, os.environ.get("NO_PROXY"))))
+        full = {**os.environ, "NO_PROXY": direct, "no_proxy": direct, "PYTHONUNBUFFERED": "1", **environ}
+        child = Child(name, command, full, self._forward)
+        self.children.append(child)
+        return child
+
+    # ------------------------------------------------------------ waiting
+
+    def check(self) -> None:
+        """Raises ChildError when any child has ended."""
+        for child in self.children:
+            child.check()
+
+    def _await(self, what: str, condition: Callable[[], bool], timeout_s: float = START_TIMEOUT_S) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            self.check()
+            if time.monotonic() > deadline:
+                raise ChildError(f"waited {timeout_s:g} s for {what}")
+            if self._stop.wait(POLL_S):
+                raise KeyboardInterrupt
+
+    def _await_lines(self, children: Sequence[Child]) -> None:
+        for child in children:
+            self._await(f"{child.name} to start", partial(_has_told, child))
+            assert child.ready is not None
+            self.addresses[child.name] = child.ready["url"]
+
+    def _get(self, url: str) -> httpx.Response | None:
+        try:
+            return self._http.get(url)
+        except httpx.HTTPError:
+            return None
+
+    def _is_ready(self, url: str) -> bool:
+        answer = self._get(f"{url}/readiness")
+        return answer is not None and answer.status_code == 200
+
+    # ------------------------------------------------------------ router
+
+    def _start_router(self, bootstrap_port: int) -> None:
+        for left in reversed(range(ROUTER_TRIES)):
+            port, metrics = free_ports(self.plan.host, 2)
+            url = f"http://{self.plan.host}:{port}"
+            child = self._spawn("router", self._router_command(port, metrics, bootstrap_port))
+            try:
+                self._await(
+                    "the router to see its workers",
+                    partial(self._router_serves, url),
+                    ROUTER_TIMEOUT_S,
+                )
+            except ChildError:
+                if child.alive or not left:
+                    raise
+                self.check_others(
+                    child
+                )  # it ended alone: somebody took its port between our look and its bind
+                self.children.remove(child)
+                continue
+            self.addresses["router"] = url
+            return
+
+    def check_others(self, ended: Child) -> None:
+        for child in self.children:
+            if child is not ended:
+                child.check()
+
+    def _router_command(self, port: int, metrics_port: int, bootstrap_port: int) -> list[str]:
+        command = [sys.executable, "-m", "sglang_router.launch_router", "--pd-disaggregation"]
+        command += ["--host", self.plan.host, "--port", str(port)]
+        for name, url in self.addresses.items():
+            if name.startswith("prefill-"):
+                command += ["--prefill", url, str(bootstrap_port)]
+            elif name.startswith("decode-"):
+                command += ["--decode", url]
+        if self.plan.router == "mini":
+            return [*command, "--mini-lb"]
+        # The metrics port has a fixed default on all interfaces: a second router would panic (facts/router §8, trap 1).
+        command += ["--prometheus-host", "127.0.0.1", "--prometheus-port", str(metrics_port)]
+        # Round robin on both sides would use only half of the pairs (facts/router §4).
+        command += ["--prefill-policy", "round_robin", "--decode-policy", "random"]
+        return [*command, "--worker-startup-check-interval", "1", "--health-check-interval-secs", "5"]
+
+    def _router_serves(self, url: str) -> bool:
+        """rust tells how many workers it has; mini knows nothing of them, and they are ready already."""
+        if self.plan.router == "mini":
+            return self._get(f"{url}/health") is not None
+        answer = self._get(f"{url}/readiness")
+        wanted = self.plan.prefill + self.plan.decode
+        return (
+            answer is not None
+            and answer.status_code == 200
+            and answer.json().get("healthy_workers") == wanted
+        )
+
+    # ------------------------------------------------------------ end
+
+    def close(self) -> None:
+        """End every child, the router first, so that no new request comes while the rest goes."""
+        late = end_all(list(reversed(self.children)))
+        if late:
+            self._forward(f"ended by force: {', '.join(late)}")
+        self._http.close()
+
+
+def grouped(addresses: dict[str, str]) -> dict[str, object]:
+    """Addresses as --json prints them: one text for bootstrap and router, a list for each role."""
+    out: dict[str, object] = {name: addresses[name] for name in ("bootstrap", "router") if name in addresses}
+    for role in ("prefill", "decode", "plain"):
+        urls = [url for name, url in addresses.items() if name.startswith(f"{role}-")]
+        if urls:
+            out[role] = urls
+    return out
+
+
+def up(plan: Plan, *, as_json: bool = False) -> int:
+    """Run a plan until a signal (0) or until a child ends (1); says which one. Raises ConfigError."""
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
+    with Fleet(plan, stop) as fleet:
+        try:
+            fleet.start()
+            if as_json:
+                print(json.dumps(grouped(fleet.addresses)), flush=True)
+            else:
+                for name, url in fleet.addresses.items():
+                    print(f"{name} {url}", flush=True)
+            while not stop.wait(2 * POLL_S):
+                fleet.check()
+        except ChildError as error:
+            _say(f"pdjax up: {error}: stopping the others")
+            return 1
+        except KeyboardInterrupt:
+            return 0
+    return 0
