@@ -1,0 +1,43 @@
+# `make demo` and `make test` prepare what they need; the second run starts at once.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PYTEST_ARGS ?=
+
+export JAX_PLATFORMS ?= cpu
+
+.PHONY: demo test lint format docs clean
+
+$(STAMP): pyproject.toml
+	@echo "== preparing $(VENV) (a few minutes the first time: jax is large)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { echo "no venv module: apt-get install python3-venv"; exit 1; }
+	@$(BIN)/python -c 'import sys; sys.exit("Python 3.11 or newer is needed, this is " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,router]'
+	@touch $(STAMP)
+
+demo: $(STAMP)
+	@$(BIN)/python -m pdjax.serve.demo
+
+test: $(STAMP)
+	@echo "== fetching the test model (once)"
+	@$(BIN)/pdjax fetch smollm2
+	@echo "== lint and types"
+	@$(MAKE) --no-print-directory lint
+	@echo "== tests"
+	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: $(STAMP)
+	@$(BIN)/ruff format --check --quiet . || { $(BIN)/ruff format --check .; exit 1; }
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/mypy --no-error-summary pdjax/core pdjax/sched pdjax/engine
+
+format: $(STAMP)
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+docs: $(STAMP)
+	@$(BIN)/sim docs --write
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
