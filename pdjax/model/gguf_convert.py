@@ -95,7 +95,7 @@ def _tensors(reader: Any) -> dict[str, np.ndarray]:
             continue
         value = np.asarray(dequantize(tensor.data, tensor.tensor_type), np.float32)
         kind = tensor.name.split(".")[-2]
-        if kind in heads:
+        if kind in heads and value.ndim == 2:
             value = unpermute(value, heads[kind])
         tensors[hf_name(tensor.name)] = np.ascontiguousarray(value)
     return tensors

@@ -7,10 +7,8 @@ call from a second thread is an error. Must never log or keep prompts and tokens
 from __future__ import annotations
 
 import threading
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,10 +24,10 @@ from pdjax.engine.kernels.checksum import VERIFY_MODES, Verify, checksum, chosen
 from pdjax.engine.kernels.mover import make_mover
 from pdjax.engine.kernels.plan import check_parts, gather_ids, scatter_ids
 from pdjax.engine.ports import DecodeRow, PrefillChunk, Sampled, SampleSpec
-from pdjax.model import llama
 from pdjax.model.buckets import bucket, make_buckets
 from pdjax.model.checkpoint import LoadedModel, load_model
-from pdjax.model.sampling import columns, sample
+from pdjax.model.programs import programs_for
+from pdjax.model.sampling import columns
 
 LAYOUT = "list[layer](page, token, k0 v0 k1 v1 ..)"  # fingerprint: how the bytes of a pool are to be read
 DTYPES = ("auto", "float32", "bfloat16")
@@ -54,8 +52,7 @@ class RunnerSettings:
 class JaxRunner:
     """Prefill, decode, gather and scatter on one device.
 
-    pools: what a manager must know of the KV pools. last_logits: see the property. compiles: programs compiled so
-    far, by (name, bucket …).
+    pools: what a manager must know of the KV pools.
     """
 
     def __init__(self, model: LoadedModel, settings: RunnerSettings) -> None:
@@ -89,10 +86,7 @@ class JaxRunner:
         self._kv = [jax.device_put(jnp.zeros(shape, self.dtype), self._device) for _ in range(cfg.n_layers)]
         self._params = jax.tree.map(self._weight, model.params)
         self._mover = make_mover()
-        self._programs: Counter[tuple[Any, ...]] = Counter()
-        self._prefill: Any = jax.jit(partial(self._trace, "prefill", llama.prefill), donate_argnums=1)
-        self._decode: Any = jax.jit(partial(self._trace, "decode", llama.decode), donate_argnums=1)
-        self._sample: Any = jax.jit(sample)
+        self._programs = programs_for(cfg)
         self._last_logits: jax.Array | None = None
         self._owner: int | None = None
         self._gathers = 0
@@ -118,7 +112,7 @@ class JaxRunner:
         tokens = np.zeros(bucket(self.buckets.tokens, n, "tokens of a chunk"), np.int32)
         tokens[:n] = chunk.tokens
         table = self._tables([chunk.pages], [stop], 1)[0]
-        logits, self._kv = self._prefill(
+        logits, self._kv = self._programs.prefill(
             self._params, self._kv, tokens, np.int32(chunk.start), np.int32(n), table
         )
         self._last_logits = logits
@@ -136,7 +130,7 @@ class JaxRunner:
         tokens[:n] = [row.token for row in rows]
         positions[:n] = [row.position for row in rows]
         tables = self._tables([row.pages for row in rows], [row.position + 1 for row in rows], size)
-        logits, self._kv = self._decode(self._params, self._kv, tokens, positions, tables)
+        logits, self._kv = self._programs.decode(self._params, self._kv, tokens, positions, tables)
         self._last_logits = logits[:n] if n < size else logits
         return self._draw(logits, [row.sample for row in rows], [row.position + 1 for row in rows])
 
@@ -176,8 +170,14 @@ class JaxRunner:
 
     @property
     def compiles(self) -> dict[tuple[Any, ...], int]:
-        """How often each program was compiled, by (name, bucket …). A value above 1 is a bug."""
-        return dict(self._programs) | dict(self._mover.compiles)
+        """How often each program for pools like this one was compiled in this process, by (name, sizes …).
+
+        More than once means that something besides a bucket differs between calls, and requests wait for it.
+        """
+        pool = (self.pools[0].shape, self.pools[0].dtype)
+        forward = {key[:3]: n for key, n in self._programs.compiles.items() if key[3:] == pool}
+        moves = {key[:2]: n for key, n in self._mover.compiles.items() if key[2] == (pool,)}
+        return {**forward, **moves}
 
     def warmup(
         self,
@@ -198,14 +198,14 @@ class JaxRunner:
         if prefill:
             for t, p in self.buckets.prefill_shapes(most, self.page_size):
                 tokens, table = np.zeros(t, np.int32), np.zeros(p, np.int32)
-                logits, self._kv = self._prefill(
+                logits, self._kv = self._programs.prefill(
                     self._params, self._kv, tokens, np.int32(0), np.int32(1), table
                 )
                 self._draw(logits, [SampleSpec()], [1])
         if decode:
             for b, p in self.buckets.decode_shapes(most, self.page_size):
                 row, tables = np.zeros(b, np.int32), np.zeros((b, p), np.int32)
-                logits, self._kv = self._decode(self._params, self._kv, row, row, tables)
+                logits, self._kv = self._programs.decode(self._params, self._kv, row, row, tables)
                 self._draw(logits, [SampleSpec()] * b, [1] * b)
         for n in self.buckets.transfer_shapes(most, self.page_size) if gather or scatter else ():
             parts = plan_parts(self.pools, n)
@@ -227,12 +227,6 @@ class JaxRunner:
         elif self._owner != me:
             raise RuntimeError("the runner is owned by another thread: only the scheduler thread may call it")
 
-    def _trace(self, name: str, forward: Any, params: Any, pools: Any, tokens: Any, *rest: Any) -> Any:
-        self._programs[name, tokens.shape[0], rest[-1].shape[-1]] += (
-            1  # runs once a compile: traced, not called
-        )
-        return forward(params, pools, tokens, *rest, cfg=self.config)
-
     def _tables(self, pages: Sequence[Sequence[int]], n_tokens: Sequence[int], n_rows: int) -> np.ndarray:
         """Page tables int32 [n_rows, page bucket], padded with the reserved page. A short table is a ValueError.
 
@@ -249,7 +243,9 @@ class JaxRunner:
     def _draw(
         self, logits: jax.Array, specs: Sequence[SampleSpec], positions: Sequence[int]
     ) -> list[Sampled]:
-        tokens, logprobs = jax.device_get(self._sample(logits, *columns(specs, positions, logits.shape[0])))
+        tokens, logprobs = jax.device_get(
+            self._programs.sample(logits, *columns(specs, positions, logits.shape[0]))
+        )
         return [
             Sampled(int(t), float(p))
             for t, p in zip(tokens[: len(specs)], logprobs[: len(specs)], strict=True)

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from pdjax.core.pools import Part
+from pdjax.engine.kernels.mover import CompileKey
 from pdjax.engine.kernels.plan import Ids, PlanError
 
 # (pool, layer, layer_stop, page, page_stop) of each part: what a program is specialised for, beside the shapes.
@@ -27,10 +28,10 @@ def layout_of(parts: Sequence[Part]) -> Layout:
 
 
 class XlaMover:
-    """Page mover in plain XLA. ``compiles`` counts compiled programs by (name, bucket), for tests and metrics."""
+    """Page mover in plain XLA; one serves any number of pools and owners."""
 
     def __init__(self) -> None:
-        self.compiles: Counter[tuple[str, int]] = Counter()
+        self.compiles: Counter[CompileKey] = Counter()
         self._gather: Any = jax.jit(self._trace_gather, static_argnums=2)
         self._scatter: Any = jax.jit(self._trace_scatter, static_argnums=3, donate_argnums=0)
 
@@ -43,7 +44,10 @@ class XlaMover:
         return list(self._gather(pools, ids, layout_of(parts)))
 
     def scatter(self, pools: Pools, arrays: Sequence[Any], ids: Ids, parts: Sequence[Part]) -> Pools:
-        """The pools with the packed arrays written into pages ``ids``. The pools given are consumed. Does not block."""
+        """The pools with the packed arrays written into pages ``ids``. The pools given are consumed. Does not block.
+
+        A packed array in plain memory must not change until the result is computed: JAX may read it in place.
+        """
         first = pools[0][0]
         ready = []
         for part, array in zip(parts, arrays, strict=True):
@@ -56,7 +60,7 @@ class XlaMover:
         return [list(layers) for layers in self._scatter(pools, ready, ids, layout_of(parts))]
 
     def _trace_gather(self, pools: Pools, ids: jax.Array, layout: Layout) -> list[jax.Array]:
-        self.compiles["gather", ids.shape[0]] += 1  # runs once a compile: this body is traced, not called
+        self.compiles[_key("gather", ids, pools)] += 1  # runs once a compile: this body is traced, not called
         packed = []
         for pool, layer, layer_stop, page, page_stop in layout:
             rows = ids[page:page_stop]
@@ -65,13 +69,17 @@ class XlaMover:
         return packed
 
     def _trace_scatter(self, pools: Pools, arrays: list[jax.Array], ids: jax.Array, layout: Layout) -> Pools:
-        self.compiles["scatter", ids.shape[0]] += 1
+        self.compiles[_key("scatter", ids, pools)] += 1
         written = [list(layers) for layers in pools]
         for array, (pool, layer, layer_stop, page, page_stop) in zip(arrays, layout, strict=True):
             rows = ids[page:page_stop]
             for i in range(layer, layer_stop):
                 written[pool][i] = written[pool][i].at[rows].set(array[i - layer], mode="promise_in_bounds")
         return written
+
+
+def _key(name: str, ids: jax.Array, pools: Pools) -> CompileKey:
+    return name, ids.shape[0], tuple((layers[0].shape, str(layers[0].dtype)) for layers in pools)
 
 
 def _placed(array: Any, sharding: Any) -> jax.Array:

@@ -1,0 +1,42 @@
+"""The compiled programs of one model shape, shared by every runner of it in the process.
+
+Two runners of equal sizes (P and D in one process, or a test after a test) compile nothing twice. Must hold no
+weights and no pools, only what JAX keeps of programs.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import lru_cache, partial
+from typing import Any
+
+import jax
+
+from pdjax.model import llama
+from pdjax.model.config import ModelConfig
+from pdjax.model.sampling import sample
+
+
+class Programs:
+    """prefill, decode: llama's functions with the pools donated; sample: sampling.sample.
+
+    compiles: how often each was compiled, by (name, tokens or rows, pages, pool shape, pool dtype).
+    """
+
+    def __init__(self, cfg: ModelConfig) -> None:
+        self._cfg = cfg
+        self.compiles: Counter[tuple[str, int, int, tuple[int, ...], str]] = Counter()
+        self.prefill: Any = jax.jit(partial(self._trace, "prefill", llama.prefill), donate_argnums=1)
+        self.decode: Any = jax.jit(partial(self._trace, "decode", llama.decode), donate_argnums=1)
+        self.sample: Any = jax.jit(sample)
+
+    def _trace(self, name: str, forward: Any, params: Any, pools: Any, tokens: Any, *rest: Any) -> Any:
+        """Runs once a compile: it is traced, not called."""
+        pool = pools[0]
+        self.compiles[name, tokens.shape[0], rest[-1].shape[-1], pool.shape, str(pool.dtype)] += 1
+        return forward(params, pools, tokens, *rest, cfg=self._cfg)
+
+
+@lru_cache(maxsize=16)
+def programs_for(cfg: ModelConfig) -> Programs:
+    return Programs(cfg)
