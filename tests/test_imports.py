@@ -8,7 +8,18 @@ import pytest
 
 ROOT = Path(__file__).parent.parent / "pdjax"
 STDLIB = sys.stdlib_module_names
-IMPURE = {"threading", "socket", "time", "random", "asyncio", "os", "subprocess", "secrets", "datetime", "selectors"}
+IMPURE = {
+    "threading",
+    "socket",
+    "time",
+    "random",
+    "asyncio",
+    "os",
+    "subprocess",
+    "secrets",
+    "datetime",
+    "selectors",
+}
 SIM_MAY = ("pdjax.core", "pdjax.sched", "pdjax.sim", "pdjax.engine.base", "pdjax.engine.ports", "pdjax.engine.manager",
            "pdjax.engine.peers", "pdjax.engine.bootstrap.registry", "pdjax.engine.bootstrap.registration")  # fmt: skip
 
@@ -28,7 +39,11 @@ def imports(path: Path) -> set[str]:
             assert node.level == 0, f"{path}: relative import"
             assert node.module
             found.add(node.module)
-            found |= {f"{node.module}.{alias.name}" for alias in node.names if (ROOT.parent / Path(*node.module.split("."), f"{alias.name}.py")).exists()}
+            found |= {
+                f"{node.module}.{alias.name}"
+                for alias in node.names
+                if (ROOT.parent / Path(*node.module.split("."), f"{alias.name}.py")).exists()
+            }
     return found
 
 
@@ -40,7 +55,11 @@ def breaches(name: str, wanted: set[str]) -> list[str]:
         top = target.split(".")[0]
         ours = top == "pdjax"
         if layer == "core":
-            allowed = (top in STDLIB and top not in IMPURE) or top in ("statemachine", "msgspec") or target.startswith("pdjax.core")
+            allowed = (
+                (top in STDLIB and top not in IMPURE)
+                or top in ("statemachine", "msgspec")
+                or target.startswith("pdjax.core")
+            )
             bad += [] if allowed or target == "pdjax" else [f"core imports {target}"]
         if layer in ("sched", "sim") and top == "jax":
             bad.append(f"{layer} imports jax")
@@ -50,7 +69,11 @@ def breaches(name: str, wanted: set[str]) -> list[str]:
             bad.append(f"{target} is imported outside sim")
         if layer in ("core", "engine", "sched", "model") and target.startswith("pdjax.serve"):
             bad.append(f"{layer} imports serve")
-        if layer == "engine" and top == "jax" and not name.startswith(("pdjax.engine.jax_transfer", "pdjax.engine.kernels")):
+        if (
+            layer == "engine"
+            and top == "jax"
+            and not name.startswith(("pdjax.engine.jax_transfer", "pdjax.engine.kernels"))
+        ):
             bad.append(f"{name} imports jax")
         if layer == "engine" and target.startswith(("pdjax.sched", "pdjax.model")):
             bad.append(f"engine imports {target}")

@@ -4,6 +4,7 @@ import json
 import random
 
 import pytest
+
 from pdjax.core import conform
 from pdjax.sim.world import World
 
@@ -62,7 +63,14 @@ def renumber(log):
 
 @pytest.mark.parametrize(
     ("event", "rule"),
-    [("landed", "S2"), ("admit", "S6"), ("kv_ready", "S6"), ("registered", "S13"), ("scattered", "S6"), ("start", "S6")],
+    [
+        ("landed", "S2"),
+        ("admit", "S6"),
+        ("kv_ready", "S6"),
+        ("registered", "S13"),
+        ("scattered", "S6"),
+        ("start", "S6"),
+    ],
 )
 def test_a_removed_line_is_seen_even_when_the_numbers_are_mended(log, event, rule):
     first = next(i for i, x in enumerate(log) if json.loads(x)["event"] == event)
@@ -93,9 +101,15 @@ def test_a_changed_line_is_refused(log, event, changes, rule):
 
 def test_pages_with_two_owners_are_refused():
     def line(n, event, token, pages):
-        return json.dumps({"n": n, "t": 0, "node": "d0", "epoch": "1", "event": event, "token": token, "pages": pages}).encode()
+        return json.dumps(
+            {"n": n, "t": 0, "node": "d0", "epoch": "1", "event": event, "token": token, "pages": pages}
+        ).encode()
 
-    good = [line(0, "pages_taken", 1, [1, 2]), line(1, "pages_freed", 1, [1, 2]), line(2, "pages_taken", 2, [2])]
+    good = [
+        line(0, "pages_taken", 1, [1, 2]),
+        line(1, "pages_freed", 1, [1, 2]),
+        line(2, "pages_taken", 2, [2]),
+    ]
     assert conform.check(good) == []
     assert [f.rule for f in conform.check(good, complete=True)] == ["S3"]
     assert [f.rule for f in conform.check([good[0], line(1, "pages_taken", 2, [2])])] == ["S1"]

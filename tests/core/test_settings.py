@@ -3,6 +3,7 @@
 import dataclasses
 
 import pytest
+
 from pdjax.core.settings import PDSettings
 
 

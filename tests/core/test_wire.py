@@ -6,6 +6,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from pdjax.core import wire
 from pdjax.core.pools import Manifest, Part
 
@@ -13,7 +14,12 @@ U64 = st.integers(0, (1 << 64) - 1)
 ROOM = st.integers(0, wire.MAX_ROOM)
 TEXT = st.text(max_size=128)
 PART = st.builds(
-    Part, *[st.integers(0, 9)] * 7, shape=st.just((1, 2, 4)), dtype=st.just("float32"), nbytes=st.integers(1, 1 << 40), checksum=U64
+    Part,
+    *[st.integers(0, 9)] * 7,
+    shape=st.just((1, 2, 4)),
+    dtype=st.just("float32"),
+    nbytes=st.integers(1, 1 << 40),
+    checksum=U64,
 )
 MANIFEST = st.builds(
     Manifest, uuid=U64, transfer_address=TEXT, n_tokens=st.integers(1, 9), n_pages=st.integers(1, 9), page_size=st.integers(1, 9),
@@ -92,5 +98,7 @@ def test_ids_out_of_range_are_dropped(message):
 
 
 def test_room_2_63_minus_1_is_exact():
-    frame = msgspec.structs.replace(FRAME_0, messages=(wire.Unknown(room=wire.MAX_ROOM, attempt=(1 << 64) - 1),))
+    frame = msgspec.structs.replace(
+        FRAME_0, messages=(wire.Unknown(room=wire.MAX_ROOM, attempt=(1 << 64) - 1),)
+    )
     assert wire.decode(wire.encode(frame)) == frame

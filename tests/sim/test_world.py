@@ -3,6 +3,7 @@
 import random
 
 import pytest
+
 from pdjax.core.errors import PDError
 from pdjax.core.settings import PDSettings
 from pdjax.sched.request import SamplingParams

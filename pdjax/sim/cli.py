@@ -1,0 +1,75 @@
+"""The ``sim`` command: the table as a page or a diagram, and recorded event logs against the table.
+
+Exit codes: 0 as expected, 1 a property broke, 2 the call or a file is wrong. Must never touch a network.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pdjax.core import conform
+from pdjax.core import transitions as t
+from pdjax.sim import docs as pages
+
+app = typer.Typer(
+    add_completion=False, no_args_is_help=True, help="Check, show and document the hand-off protocol."
+)
+
+PAGE = Path("docs") / "protocol.md"
+
+
+@app.command("check-log")
+def check_log(
+    files: Annotated[
+        list[Path], typer.Argument(help="event logs (--disaggregation-trace), one or more processes")
+    ],
+    complete: Annotated[
+        bool, typer.Option(help="the processes were quiet at the end: nothing may be open")
+    ] = False,
+) -> None:
+    """Are these runs that the table and the properties allow?"""
+    lines: list[bytes] = []
+    for file in files:
+        try:
+            lines += file.read_bytes().splitlines()
+        except OSError as error:
+            typer.echo(f"{file}: {error.strerror}", err=True)
+            raise typer.Exit(2) from None
+    found = conform.check(lines, complete=complete)
+    for finding in found:
+        typer.echo(str(finding))
+    typer.echo(f"{len(lines)} lines of {len(files)} files: {len(found)} findings")
+    raise typer.Exit(2 if any(f.rule == "log" for f in found) else 1 if found else 0)
+
+
+@app.command()
+def diagram(role: Annotated[str, typer.Argument(help="sender or receiver")] = t.SENDER) -> None:
+    """The states of one side, as mermaid text."""
+    if role not in pages.SIDES:
+        typer.echo(f"{role}: choose sender or receiver", err=True)
+        raise typer.Exit(2)
+    typer.echo(pages.diagram(role))
+
+
+@app.command()
+def docs(
+    write: Annotated[bool, typer.Option("--write", help=f"write {PAGE} instead of printing it")] = False,
+) -> None:
+    """The protocol page, made from the table."""
+    if not write:
+        typer.echo(pages.protocol_page(), nl=False)
+        return
+    try:
+        PAGE.write_text(pages.protocol_page())
+    except OSError as error:
+        typer.echo(f"{PAGE}: {error.strerror}: run it at the root of the project", err=True)
+        raise typer.Exit(2) from None
+
+
+def main() -> None:
+    """The console script."""
+    sys.exit(app())
