@@ -268,7 +268,7 @@ def success_has_both_sides(lines: list[Line]) -> list[Finding]:
     scattered = {(x.life, x.room) for x in transitions_of(lines) if x.event == "scattered"}
     found = []
     for uuid, line in pulled.items():
-        if registered.get(uuid, -1) != line.room and any(x.event == "registered" for x in lines):
+        if registered and registered.get(uuid, -1) != line.room:
             found.append(
                 Finding(
                     "S13", f"room {line.room} pulled uuid {uuid}, which no P registered for it", line.number

@@ -147,6 +147,10 @@ class BaseKVManager(ABC):
     def create_receiver(self, room: int, bootstrap_addr: str) -> BaseKVReceiver:
         """D: the receiver of a claimed room."""
 
+    def note(self, event: str, room: int | None = None, **fields: Any) -> None:
+        """A line of the event log from the scheduler thread. Without a log: nothing."""
+        return None
+
     @abstractmethod
     def take_events(self) -> list[KVEvent]:
         """What happened since the last call, in order; for the scheduler thread only."""

@@ -138,6 +138,7 @@ class KVManager(BaseKVManager):
             args.instance_id, epoch, settings, secret, ports.channel, self.counters.add, self._log_wire
         )
         self.draining = False
+        self.log.line("started")
         ports.transport.start(self._post)
         ports.registry.start(self._post)
         self._arm(("tick", None), ports.clock() + TICK_S)

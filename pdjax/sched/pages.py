@@ -6,7 +6,7 @@ wrong call: freeing twice, or freeing what was never taken, raises (S1, S3; inci
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 
 class PageError(RuntimeError):
@@ -20,10 +20,14 @@ class PageAllocator:
     because nothing is retracted (protocol §6).
     """
 
-    def __init__(self, num_pages: int) -> None:
+    def __init__(
+        self, num_pages: int, on_change: Callable[[str, int, Sequence[int]], None] | None = None
+    ) -> None:
+        """on_change("pages_taken" or "pages_freed", token, pages) writes the event log."""
         if num_pages < 2:
             raise ValueError(f"num_pages={num_pages} must be at least 2: page 0 is reserved")
         self.num_pages = num_pages
+        self._on_change = on_change
         # Last freed, first taken: a write into a page that was given back is seen soonest (incident B26).
         self._free = list(range(num_pages - 1, 0, -1))
         self._owned: dict[int, tuple[int, ...]] = {}
@@ -57,6 +61,8 @@ class PageAllocator:
         self._owned[token] = tuple(pages)
         for page in pages:
             self._owner[page] = token
+        if self._on_change is not None:
+            self._on_change("pages_taken", token, pages)
         return pages
 
     def free(self, token: int) -> int:
@@ -67,6 +73,8 @@ class PageAllocator:
         for page in pages:
             del self._owner[page]
         self._free.extend(reversed(pages))
+        if self._on_change is not None:
+            self._on_change("pages_freed", token, pages)
         return len(pages)
 
     def owns(self, token: int, pages: Sequence[int]) -> bool:

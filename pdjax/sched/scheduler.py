@@ -11,7 +11,7 @@ import itertools
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from pdjax.core.errors import ConfigError, PDError
@@ -94,7 +94,7 @@ class Scheduler:
         self.clock = clock
         self._manager = manager
         self.wake = wake or (lambda: None)
-        self.cache = ChunkCache(PageAllocator(runner.num_pages)) if cache is None else cache
+        self.cache = ChunkCache(PageAllocator(runner.num_pages, self._note_pages)) if cache is None else cache
         self.max_running = config.max_running or runner.max_batch
         self.counts: Counter[str] = Counter(dict.fromkeys(COUNTS, 0))
         self.waiting = Fifo("waiting", waiting=True)  # FIFO for pages
@@ -351,6 +351,10 @@ class Scheduler:
 
     # ------------------------------------------------------------ outputs and ends
 
+    def _note_pages(self, event: str, token: int, pages: Sequence[int]) -> None:
+        if self._manager is not None:
+            self._manager.note(event, token=str(token), pages=list(pages))
+
     def _emit_token(self, seq: Seq, token: int, logprob: float | None) -> None:
         """One new output token: to the sink, and to the running batch unless it is the last."""
         req = seq.req
@@ -358,6 +362,8 @@ class Scheduler:
         self.counts["output_tokens"] += 1
         if req.times.first_token is None:
             req.times.first_token = self.clock()
+            if self._manager is not None:
+                self._manager.note("first_token", req.room)
         logprobs = () if logprob is None else (logprob,)
         finish = finish_of(seq, self.config.eos_ids)
         if finish is not None:

@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+from pdjax.core import conform
 from pdjax.core.errors import PDError
 from pdjax.core.settings import PDSettings
 from pdjax.sched.request import SamplingParams
@@ -30,6 +31,7 @@ def ended(*clients):
 def assert_free(world, within_s=60.0):
     world.run(limit_s=within_s)
     assert world.held() == {}
+    assert [str(f) for f in conform.check(world.lines, complete=True)] == []
     for node in world.nodes.values():
         assert "illegal" not in node.manager.counters.counts, node.manager.counters
         node.scheduler.cache.check() if hasattr(node.scheduler.cache, "check") else None
@@ -221,7 +223,7 @@ def test_an_abort_that_is_not_quiet_is_not_answered_back_and_forth():
     """docs/decisions/0002: failed(echo 0) answered by abort, and abort by failed(echo 0), filled the wire."""
     world = World(settings=QUICK)
     world.net.on_part = lambda uuid, part: None  # the pull hangs: D cannot be quiet
-    p, d = world.request(5, PROMPT, 3)
+    world.request(5, PROMPT, 3)
     world.run(limit_s=0.1)
     world.nodes["d0"].scheduler.abort("r5")
     before = len(world.lines)
@@ -277,7 +279,7 @@ def swarm(seed: int) -> None:
                 )
                 clients.append((name, world.nodes[name], client))
                 if name[0] == "d":
-                    done.append((client, prompt, n_out, world.nodes[name]))
+                    done.append((client, prompt, n_out))
         what = rng.random()
         world.run(limit_s=rng.choice([0, 0.0005, 0.002, 0.3]))
         if what < 0.15:
@@ -289,11 +291,12 @@ def swarm(seed: int) -> None:
     world.net.on_part = lambda uuid, part: 0.0001
     alive = [c for name, node, c in clients if world.nodes[name] is node]
     assert world.run(ended(*alive), QUICK.request_timeout_s + 1), f"seed {seed}: a request never ended"
-    for client, prompt, n_out, node in done:
+    for client, prompt, n_out in done:
         if client.end is not None and client.end.finish is not None and client.end.finish.type != "abort":
             assert client.tokens == world.right(prompt, n_out), f"seed {seed}: wrong tokens"
     world.run(limit_s=60)
     assert world.held() == {}, f"seed {seed}"
+    assert [str(f) for f in conform.check(world.lines, complete=True)] == [], f"seed {seed}"
     for node in world.nodes.values():
         assert "illegal" not in node.manager.counters.counts, (
             f"seed {seed}: {node.name} {node.manager.counters}"
