@@ -11,18 +11,20 @@ import signal
 import subprocess
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Any
 
 from pdjax.serve.ready import parse_ready
 
 END_WAIT_S = 15.0
-LAST_LINES = 20
 
 
 class ChildError(Exception):
-    """A child ended or did not come up; the text says which and how."""
+    """A child ended or did not come up; the text says which and how. code: what the parent should end with."""
+
+    def __init__(self, message: str, code: int = 1) -> None:
+        super().__init__(message)
+        self.code = code
 
 
 class Child:
@@ -33,7 +35,6 @@ class Child:
     ) -> None:
         self.name = name
         self.ready: dict[str, Any] | None = None
-        self.last_lines: deque[str] = deque(maxlen=LAST_LINES)
         self._forward = forward
         # A session of its own: Ctrl-C reaches only the parent, which then ends the children in order.
         self.process = subprocess.Popen(
@@ -61,7 +62,6 @@ class Child:
                 fields = parse_ready(text)
                 if fields is not None:
                     self.ready = fields
-                self.last_lines.append(text)
                 self._forward(f"[{self.name}] {text}")
 
     @property
@@ -73,7 +73,7 @@ class Child:
         code = self.process.poll()
         if code is not None:
             how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
-            raise ChildError(f"{self.name} {how}")
+            raise ChildError(f"{self.name} {how}", code=2 if code == 2 else 1)
 
     def tell(self, number: signal.Signals) -> None:
         """Signal the whole group: a child's own children end with it."""

@@ -6,11 +6,9 @@ Must never leave a child behind, and never print an address that cannot serve ye
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import signal
-import socket
 import sys
 import threading
 import time
@@ -22,12 +20,13 @@ import httpx
 
 from pdjax.core.errors import ConfigError
 from pdjax.serve.children import Child, ChildError, end_all
+from pdjax.serve.router import check_kind, free_ports, router_command, router_environ, router_serves
 
 START_TIMEOUT_S = 900.0  # reading a model and compiling on a small machine
 ROUTER_TIMEOUT_S = 60.0
 ROUTER_TRIES = 3
 POLL_S = 0.1
-ROUTERS = ("rust", "mini", "none")
+PROGRAM = (sys.executable, "-m", "pdjax.serve.cli")
 
 
 @dataclass(frozen=True)
@@ -46,10 +45,7 @@ class Plan:
 
     def check(self) -> None:
         """Raises ConfigError."""
-        if self.router not in ROUTERS:
-            raise ConfigError(f"--router {self.router}: choose one of {', '.join(ROUTERS)}")
-        if self.router != "none" and importlib.util.find_spec("sglang_router") is None:
-            raise ConfigError("the router is not installed: pip install 'pdjax[router]', or --router none")
+        check_kind(self.router)
         if self.prefill + self.decode + self.plain == 0:
             raise ConfigError("nothing to start: give --prefill and --decode")
         if self.router != "none" and not (self.prefill and self.decode):
@@ -70,15 +66,6 @@ def _say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def free_ports(host: str, count: int) -> list[int]:
-    """Ports that were free a moment ago, all different; for a program that cannot bind 0 itself."""
-    sockets = [socket.create_server((host, 0)) for _ in range(count)]
-    ports = [int(sock.getsockname()[1]) for sock in sockets]
-    for sock in sockets:
-        sock.close()
-    return ports
-
-
 class Fleet:
     """The children of one plan. ``start`` returns when a request through the router can be served.
 
@@ -94,8 +81,7 @@ class Fleet:
         self.addresses: dict[str, str] = {}
         self._stop = stop or threading.Event()
         self._forward = forward
-        quiet = {"trust_env": False, "timeout": 5.0}
-        self._http = httpx.Client(**quiet)  # type: ignore[arg-type]
+        self._http = httpx.Client(trust_env=False, timeout=5.0)
 
     def __enter__(self) -> Fleet:
         return self
@@ -108,23 +94,21 @@ class Fleet:
         bootstrap: str | None = None
         if self.plan.prefill or self.plan.decode:
             registry = self._spawn(
-                "bootstrap", [*self._python("bootstrap"), "--host", self.plan.host, "--port", "0"]
+                "bootstrap", [*PROGRAM, "bootstrap", "--host", self.plan.host, "--port", "0"]
             )
             self._await_lines([registry])
             bootstrap = self.addresses["bootstrap"]
         nodes = self._spawn_nodes(bootstrap)
         self._await_lines(nodes)
-        for node in nodes:
+        paired = self.plan.prefill and self.plan.decode
+        for node in nodes if paired else ():  # half of a pair never finds a peer
             self._await(f"{node.name} to find a peer", partial(self._is_ready, self.addresses[node.name]))
         if self.plan.router != "none" and bootstrap is not None:
             self._start_router(int(bootstrap.rsplit(":", 1)[1]))
 
-    def _python(self, command: str) -> list[str]:
-        return [sys.executable, "-m", "pdjax.serve.cli", command]
-
     def _spawn_nodes(self, bootstrap: str | None) -> list[Child]:
         plan = self.plan
-        base = [*self._python("serve"), "--model", plan.model, "--host", plan.host, "--port", "0"]
+        base = [*PROGRAM, "serve", "--model", plan.model, "--host", plan.host, "--port", "0"]
         nodes = []
         for role, count, chips in (
             ("prefill", plan.prefill, plan.prefill_chips),
@@ -143,10 +127,7 @@ class Fleet:
         return nodes
 
     def _spawn(self, name: str, command: Sequence[str], **environ: str) -> Child:
-        # A proxy of the environment must not stand between these processes: the rust router would honour it even
-        # for 127.0.0.1 and never become ready (facts/router §8, trap 2).
-        direct = ",".join(filter(None, ("127.0.0.1,localhost", self.plan.host, os.environ.get("NO_PROXY"))))
-        full = {**os.environ, "NO_PROXY": direct, "no_proxy": direct, "PYTHONUNBUFFERED": "1", **environ}
+        full = {**router_environ(self.plan.host, dict(os.environ)), "PYTHONUNBUFFERED": "1", **environ}
         child = Child(name, command, full, self._forward)
         self.children.append(child)
         return child
@@ -173,72 +154,36 @@ class Fleet:
             assert child.ready is not None
             self.addresses[child.name] = child.ready["url"]
 
-    def _get(self, url: str) -> httpx.Response | None:
-        try:
-            return self._http.get(url)
-        except httpx.HTTPError:
-            return None
-
     def _is_ready(self, url: str) -> bool:
-        answer = self._get(f"{url}/readiness")
-        return answer is not None and answer.status_code == 200
+        try:
+            return self._http.get(f"{url}/readiness").status_code == 200
+        except httpx.HTTPError:
+            return False
 
     # ------------------------------------------------------------ router
 
     def _start_router(self, bootstrap_port: int) -> None:
+        prefills = [
+            (url, bootstrap_port) for name, url in self.addresses.items() if name.startswith("prefill-")
+        ]
+        decodes = [url for name, url in self.addresses.items() if name.startswith("decode-")]
         for left in reversed(range(ROUTER_TRIES)):
             port, metrics = free_ports(self.plan.host, 2)
             url = f"http://{self.plan.host}:{port}"
-            child = self._spawn("router", self._router_command(port, metrics, bootstrap_port))
+            command = router_command(self.plan.router, self.plan.host, port, metrics, prefills, decodes)
+            child = self._spawn("router", command)
+            serves = partial(router_serves, self._http, self.plan.router, url, len(prefills) + len(decodes))
             try:
-                self._await(
-                    "the router to see its workers",
-                    partial(self._router_serves, url),
-                    ROUTER_TIMEOUT_S,
-                )
+                self._await("the router to see its workers", serves, ROUTER_TIMEOUT_S)
             except ChildError:
                 if child.alive or not left:
                     raise
-                self.check_others(
-                    child
-                )  # it ended alone: somebody took its port between our look and its bind
+                # It ended alone: somebody took its port between our look and its bind.
                 self.children.remove(child)
+                self.check()
                 continue
             self.addresses["router"] = url
             return
-
-    def check_others(self, ended: Child) -> None:
-        for child in self.children:
-            if child is not ended:
-                child.check()
-
-    def _router_command(self, port: int, metrics_port: int, bootstrap_port: int) -> list[str]:
-        command = [sys.executable, "-m", "sglang_router.launch_router", "--pd-disaggregation"]
-        command += ["--host", self.plan.host, "--port", str(port)]
-        for name, url in self.addresses.items():
-            if name.startswith("prefill-"):
-                command += ["--prefill", url, str(bootstrap_port)]
-            elif name.startswith("decode-"):
-                command += ["--decode", url]
-        if self.plan.router == "mini":
-            return [*command, "--mini-lb"]
-        # The metrics port has a fixed default on all interfaces: a second router would panic (facts/router §8, trap 1).
-        command += ["--prometheus-host", "127.0.0.1", "--prometheus-port", str(metrics_port)]
-        # Round robin on both sides would use only half of the pairs (facts/router §4).
-        command += ["--prefill-policy", "round_robin", "--decode-policy", "random"]
-        return [*command, "--worker-startup-check-interval", "1", "--health-check-interval-secs", "5"]
-
-    def _router_serves(self, url: str) -> bool:
-        """rust tells how many workers it has; mini knows nothing of them, and they are ready already."""
-        if self.plan.router == "mini":
-            return self._get(f"{url}/health") is not None
-        answer = self._get(f"{url}/readiness")
-        wanted = self.plan.prefill + self.plan.decode
-        return (
-            answer is not None
-            and answer.status_code == 200
-            and answer.json().get("healthy_workers") == wanted
-        )
 
     # ------------------------------------------------------------ end
 
@@ -261,7 +206,7 @@ def grouped(addresses: dict[str, str]) -> dict[str, object]:
 
 
 def up(plan: Plan, *, as_json: bool = False) -> int:
-    """Run a plan until a signal (0) or until a child ends (1); says which one. Raises ConfigError."""
+    """Run a plan until a signal (0) or until a child ends (1, or 2 for a wrong option of a child); says which one. Raises ConfigError."""
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
@@ -277,7 +222,7 @@ def up(plan: Plan, *, as_json: bool = False) -> int:
                 fleet.check()
         except ChildError as error:
             _say(f"pdjax up: {error}: stopping the others")
-            return 1
+            return error.code
         except KeyboardInterrupt:
             return 0
     return 0

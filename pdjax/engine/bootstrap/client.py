@@ -32,6 +32,7 @@ logger = logging.getLogger(__name__)
 LOOKUP_CACHE_S = 0.25
 CALL_TIMEOUT_S = 2.0
 FIRST_RETRY_S = 0.1
+LONELY_BEAT_S = 0.5
 MAX_REGISTRIES = 256  # the injected host is the client's text: what is remembered about it is bounded (S12)
 CLOSE_WAIT_S = 2.0
 
@@ -193,7 +194,9 @@ class HttpRegistryClient:
                 registered = await self._tell(base, beat if registered else payload, registered)
                 if registered:
                     retry_s = FIRST_RETRY_S
-                    await asyncio.sleep(self._interval_s)
+                    # Without a peer an instance is not ready: it looks for one more often.
+                    lonely = not self.membership.compatible
+                    await asyncio.sleep(min(self._interval_s, LONELY_BEAT_S) if lonely else self._interval_s)
                 elif self.membership.registered:
                     self.membership = replace(self.membership, registered=False)  # a 404: register at once
                 else:

@@ -1,0 +1,98 @@
+"""Children: ready lines, forwarded output, and an end within a bound."""
+
+import os
+import sys
+import threading
+
+import pytest
+
+from pdjax.serve.children import Child, ChildError, end_all
+from pdjax.serve.ready import parse_ready, print_ready
+
+WAIT_S = 60.0
+
+
+class Lines:
+    def __init__(self):
+        self.got, self.changed = [], threading.Condition()
+
+    def __call__(self, line):
+        with self.changed:
+            self.got.append(line)
+            self.changed.notify_all()
+
+    def wait(self, text):
+        with self.changed:
+            assert self.changed.wait_for(lambda: any(text in line for line in self.got), WAIT_S), self.got
+
+
+def start(code, name="child"):
+    lines = Lines()
+    return Child(name, [sys.executable, "-u", "-c", code], os.environ, lines), lines
+
+
+def test_the_ready_line_goes_around(capsys):
+    print_ready(url="http://127.0.0.1:5", role="prefill", zmq="", bootstrap=None)
+    line = capsys.readouterr().out.strip()
+    assert parse_ready(line) == {"pdjax": "ready", "url": "http://127.0.0.1:5", "role": "prefill"}
+
+
+@pytest.mark.parametrize(
+    "line", ["", "ready", '{"pdjax"', '{"pdjax": "ready"}', '{"pdjax": "no", "url": "x"}', "[]"]
+)
+def test_other_lines_are_not_ready(line):
+    assert parse_ready(line) is None
+
+
+def test_output_is_forwarded_with_the_name_and_the_ready_line_is_kept():
+    code = """
+import sys
+from pdjax.serve.ready import print_ready
+print("out"); print("err", file=sys.stderr); print_ready(url="http://x"); input()
+"""
+    child, lines = start(code, "p-0")
+    for text in ("[p-0] out", "[p-0] err", "[p-0] {"):
+        lines.wait(text)
+    assert child.join(WAIT_S), "stdin is closed, so input() ends it"
+    assert child.ready == {"pdjax": "ready", "url": "http://x"}
+
+
+@pytest.mark.parametrize(
+    ("code", "says", "exit_code"),
+    [
+        ("raise SystemExit(3)", "p-0 ended with code 3", 1),
+        ("raise SystemExit(2)", "p-0 ended with code 2", 2),
+        ("import os; os.kill(os.getpid(), 9)", "p-0 was ended by SIGKILL", 1),
+    ],
+)
+def test_an_ended_child_says_how(code, says, exit_code):
+    child, _ = start(code, "p-0")
+    assert child.join(WAIT_S)
+    with pytest.raises(ChildError, match=says) as caught:
+        child.check()
+    assert caught.value.code == exit_code
+
+
+def test_a_child_that_ends_by_itself_is_not_forced():
+    child, lines = start("import signal; print('up'); signal.pause()")
+    lines.wait("up")
+    child.check()
+    assert end_all([child], WAIT_S) == []
+    assert child.process.returncode == -15
+
+
+def test_a_deaf_child_and_its_own_child_are_killed():
+    code = """
+import signal, subprocess, sys
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+inner = subprocess.Popen([sys.executable, "-c", "import signal; signal.signal(15, signal.SIG_IGN); print('inner up', flush=True); signal.pause()"])
+print("inner", inner.pid); signal.pause()
+"""
+    child, lines = start(code)
+    lines.wait("inner up")
+    lines.wait("[child] inner ")
+    assert end_all([child], 0.2) == ["child"]
+    # The pipe ends only when the last process that holds it is gone.
+    for reader in child._readers:
+        reader.join(WAIT_S)
+        assert not reader.is_alive()

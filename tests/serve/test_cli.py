@@ -1,0 +1,173 @@
+"""The command line: generated flags, one-line errors, exit codes."""
+
+import dataclasses
+import socket
+import sys
+import types
+
+import pytest
+
+from pdjax.core.errors import ConfigError
+from pdjax.core.settings import PDSettings
+from pdjax.serve import cli
+from pdjax.serve.args import D2H_VARIABLE, ServeArgs
+
+
+@pytest.fixture
+def node(monkeypatch):
+    """Stands for pdjax.serve.node: remembers what it was started with."""
+    calls = []
+
+    def run_server(args):
+        calls.append(args)
+        return 0
+
+    module = types.SimpleNamespace(run_server=run_server, calls=calls)
+    monkeypatch.setitem(sys.modules, "pdjax.serve.node", module)
+    monkeypatch.delenv(D2H_VARIABLE, raising=False)
+    return module
+
+
+def complaint(capsys):
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith("pdjax: ") and err.count("\n") == 1
+    return err
+
+
+def test_version(capsys):
+    assert cli.run(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("pdjax 0.")
+
+
+def test_no_default_but_the_dataclasses_own(node):
+    assert cli.run(["serve", "--model", "tiny"]) == 0
+    assert node.calls == [ServeArgs(model="tiny")]
+
+
+def test_every_setting_has_its_flag(node):
+    for spec in dataclasses.fields(PDSettings):
+        flag, default = f"--{spec.metadata['flag']}", spec.default
+        argv = [flag] if default is False else [flag, str(default + 1)]
+        assert cli.run(["serve", "--model", "tiny", *argv]) == 0, flag
+        want = dataclasses.replace(PDSettings(), **{spec.name: True if default is False else default + 1})
+        assert node.calls[-1].settings == want
+
+
+def test_rfc_flags(node):
+    argv = "serve --model m --disaggregation-mode decode --disaggregation-transfer-backend jax"
+    argv += " --disaggregation-bootstrap-host h --disaggregation-bootstrap-port 9"
+    argv += " --disaggregation-bootstrap-heartbeat-interval 4 --disaggregation-bootstrap-heartbeat-ttl 12"
+    argv += " --disaggregation-trace f --disaggregation-verify all --host 10.0.0.1 --port 0"
+    assert cli.run(argv.split()) == 0
+    (args,) = node.calls
+    assert (args.disaggregation_mode, args.bootstrap_host, args.bootstrap_port) == ("decode", "h", 9)
+    assert (args.settings.heartbeat_interval_s, args.settings.heartbeat_ttl_s) == (4.0, 12.0)
+    assert (args.trace, args.verify, args.host, args.port) == ("f", "all", "10.0.0.1", 0)
+    assert args.at_registry("x", 5).bootstrap_port == 5
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ("", "--model"),
+        ("--model m --port abc", "--port"),
+        ("--model m --port 70000", "--port 70000"),
+        ("--model m --port -1", "--port -1"),
+        ("--model m --nonsense", "--nonsense"),
+        ("--model m --dtype int4", "choose one of auto, float32, bfloat16"),
+        ("--model m --num-pages 1", "--num-pages 1: must be at least 2"),
+        ("--model m --page-size 0", "--page-size"),
+        ("--model m --max-queue 0", "--max-queue"),
+        ("--model m --host http://x", "not a URL"),
+        ("--model m --disaggregation-mode both", "null, prefill, decode"),
+        ("--model m --disaggregation-transfer-backend nixl", "choose one of jax"),
+        ("--model m --disaggregation-verify maybe", "off, sampled, all"),
+        ("--model m --disaggregation-mode prefill", "--with-bootstrap"),
+        (
+            "--model m --disaggregation-mode prefill --with-bootstrap --disaggregation-bootstrap-host h",
+            "choose one",
+        ),
+        ("--model m --disaggregation-mode decode --with-bootstrap", "pdjax bootstrap"),
+        ("--model m --with-bootstrap", "only prefill"),
+        ("--model m --disaggregation-bootstrap-host h", "--disaggregation-mode prefill or decode"),
+        ("--model m --disaggregation-mode decode --host 0.0.0.0", "own address"),
+        ("--model m --disaggregation-mode decode --disaggregation-bootstrap-port 0", "free port"),
+        ("--model m --disaggregation-mode decode --disaggregation-lease 5", "must be < lease = 5"),
+        ("--model m --disaggregation-mode decode --disaggregation-max-rooms 0", "disaggregation-max-rooms"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_2(node, capsys, options, says):
+    assert cli.run(["serve", *options.split()]) == 2
+    assert says in complaint(capsys)
+    assert node.calls == []
+
+
+def test_without_pd_timers_do_not_matter(node):
+    assert cli.run(["serve", "--model", "m", "--disaggregation-lease", "5", "--host", "0.0.0.0"]) == 0
+
+
+def test_staging_is_refused_not_ignored(node, capsys, monkeypatch):
+    monkeypatch.setenv(D2H_VARIABLE, "1")
+    assert cli.run(["serve", "--model", "m"]) == 2
+    assert D2H_VARIABLE in complaint(capsys)
+    monkeypatch.setenv(D2H_VARIABLE, "0")
+    assert cli.run(["serve", "--model", "m"]) == 0
+
+
+def test_an_error_of_the_node_is_one_line(node, capsys):
+    def refuse(args):
+        raise ConfigError("the model is not there")
+
+    node.run_server = refuse
+    assert cli.run(["serve", "--model", "m"]) == 2
+    assert "the model is not there" in complaint(capsys)
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        ("nonsense", "nonsense"),
+        ("fetch gpt9", "only smollm2"),
+        ("bootstrap --port 70000", "--port"),
+        ("bootstrap --disaggregation-bootstrap-heartbeat-ttl 0", "positive"),
+        ("up --model m --router nginx", "rust, mini, none"),
+        ("up --model m --decode 0", "at least one prefill and one decode"),
+        ("up --model m --prefill 0 --decode 0 --router none", "nothing to start"),
+        ("up --model m --prefill 2 --prefill-chips 0,1", "1 instances, there are 2"),
+    ],
+)
+def test_mistakes_of_the_other_commands(capsys, argv, says):
+    assert cli.run(argv.split()) == 2
+    assert says in complaint(capsys)
+
+
+def test_no_command_says_so(capsys):
+    assert cli.run([]) == 2
+    assert "command" in complaint(capsys).lower()
+
+
+def test_a_taken_port_is_one_line(capsys):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        assert cli.run(["bootstrap", "--port", str(taken.getsockname()[1])]) == 2
+    assert "another port" in complaint(capsys)
+
+
+def test_help_lists_every_flag(capsys):
+    assert cli.run(["serve", "--help"]) == 0
+    text = capsys.readouterr().out
+    flags = [
+        spec.metadata["flag"]
+        for cls in (ServeArgs, PDSettings)
+        for spec in dataclasses.fields(cls)
+        if spec.metadata
+    ]
+    assert len(flags) > 30 and all(f"--{flag}" in text for flag in flags)
+
+
+def test_checking_flags_imports_no_jax():
+    import subprocess
+
+    code = "import sys; from pdjax.serve import cli; print(cli.run(sys.argv[1:]), 'jax' in sys.modules)"
+    argv = [sys.executable, "-c", code, "serve", "--model", "m", "--disaggregation-mode", "prefill"]
+    out = subprocess.run(argv, capture_output=True, text=True, timeout=100, check=True).stdout
+    assert out == "2 False\n"
