@@ -99,6 +99,13 @@ def test_a_refusal_is_reported_within_milliseconds(pair):
     assert min(took) < 0.05, took
 
 
+def test_few_frames_wait_for_a_p_that_is_not_there(pair):
+    dead = pair.dead_address()
+    n = channel_module.CONNECTING_FRAMES
+    assert [pair.d.send(dead, b"x") for _ in range(n + 5)] == [True] * n + [False] * 5
+    assert (pair.d.counters.sent, pair.d.counters.dropped_full) == (n, 5)
+
+
 def test_wake_ends_a_wait_from_another_thread_and_before_it(pair):
     thread = threading.Timer(0.05, pair.p.wake)
     thread.start()
@@ -204,6 +211,7 @@ def test_a_far_too_long_frame_is_cut_off(pair, raw):
     pair.meet()
     raw.send(b"x" * (4 * SETTINGS.max_frame_bytes))
     assert pair.idle(pair.p) == []
+    assert pair.p.counters.dropped_too_long == 0, "it was received whole"
     pair.meet()
 
 

@@ -140,7 +140,7 @@ class Registrations:
                 self._withdraw_all(server.peer)
 
     def dispose(self) -> None:
-        """Drop every server; waits at most 5 ms for the youngest."""
+        """Drop every server; waits at most 0.1 s for the youngest."""
         with self._lock:
             self._entries.clear()
             self._by_peer.clear()

@@ -2,7 +2,7 @@
 
 A stopped peer wedges the whole server that it uses, so no two peers share one, on either side (§3: 2 of 2 shared
 servers stalled, no per-peer one). Must never be used without the owner's lock, and must never dispose of a server
-younger than 5 ms: that leaks its listening socket (§1).
+in its first moments: that leaks its listening socket (§1).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pdjax.engine.jax_transfer.ports_guard import PortPair, PortRange
 TRANSFER_SIZE = 4 << 20
 PARALLEL_COPIES = 2
 TRANSPORT_ADDRESSES = 1
-MIN_LIFE_S = 0.005
+MIN_LIFE_S = 0.1  # 5 ms were enough on a quiet machine; on a busy one half of such servers leaked
 
 
 @dataclass
@@ -75,7 +75,7 @@ class ServerPool:
         return made
 
     def drop(self, peer: str) -> None:
-        """Forget that peer's server; it is disposed of here or, if younger than 5 ms, by a later ``reap``."""
+        """Forget that peer's server; it is disposed of here or, if it is too young, by a later ``reap``."""
         gone = self._servers.pop(peer, None)
         if gone is not None:
             self._condemned.append(gone)
@@ -93,7 +93,7 @@ class ServerPool:
         self._condemned = kept
 
     def close(self) -> None:
-        """Drop every server; waits at most 5 ms for the youngest."""
+        """Drop every server; waits at most MIN_LIFE_S for the youngest."""
         for peer in list(self._servers):
             self.drop(peer)
         while self._condemned:

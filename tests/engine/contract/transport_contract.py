@@ -223,6 +223,7 @@ class TransportContract:
         pair.assert_healthy()
         pair.p.withdraw("d0", uuid, 60.0)
         pair.p.offer("d0", uuid, packed)
+        pair.p.address_for("d1")
         pair.p.withdraw("d1", uuid, 60.0)  # another peer's word
         pair.assert_right(pair.pull(uuid, packed.parts), packed)
 
