@@ -28,9 +28,6 @@ class SchedulerDisaggregationPrefillMixin(RoomTable):
     def _queues(self) -> tuple[Fifo, ...]:
         return (self.budget_queue, *super()._queues())
 
-    def idle(self) -> bool:
-        return super().idle() and not (self._try_budget and self.budget_queue)
-
     def step(self) -> bool:
         return self._event_loop_prefill_disagg()
 

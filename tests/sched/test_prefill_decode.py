@@ -187,6 +187,24 @@ def test_p_frees_its_pages_at_send_and_keeps_no_request(make_pair):
     pair.assert_initial()
 
 
+def test_a_room_that_ends_during_its_prefill_offers_nothing(make_pair, monkeypatch):
+    """The driver ended it while the device worked; its event is not taken yet when send() says no."""
+    pair = make_pair()
+    p, _ = pair.submit([1] * 4, LONG, sides="p")
+    real = pair.p_runner.prefill
+
+    def prefill(chunk):
+        pair.link.end("prefill", 1, "lease_expired")
+        return real(chunk)
+
+    monkeypatch.setattr(pair.p_runner, "prefill", prefill)
+    pair.p.step()
+    assert p.end == "lease_expired" and not p.tokens
+    assert [name for name, _ in pair.p_runner.calls] == ["prefill"]
+    pair.settle()
+    pair.assert_initial()
+
+
 # ---------------------------------------------------------------- D: pages, receive, landing
 
 
