@@ -57,7 +57,7 @@ class ServeArgs:
     )
     bootstrap_port: int = arg("disaggregation-bootstrap-port", "port of the registry", DEFAULT_PORT)
     with_bootstrap: bool = arg("with-bootstrap", "P: run the registry inside this process", False)
-    trace: str = arg("disaggregation-trace", "file that every event of the hand-off is appended to", "")
+    trace: str = arg("disaggregation-trace", "file that every event of the hand-off is appended to, or a directory for one file a process", "")
     verify: Literal["off", "sampled", "all"] = arg(
         "disaggregation-verify",
         "which transferred parts are checksummed",

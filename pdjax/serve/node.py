@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
 from typing import IO, Any
 
@@ -172,12 +173,16 @@ class Node:
         )
 
     def _open_trace(self) -> Callable[[bytes], object] | None:
+        """A directory gets one file for each life, named after it."""
         if not self.args.trace:
             return None
+        path = Path(self.args.trace)
+        if path.is_dir():
+            path /= f"{self.instance_id}-{self.epoch}.ndjson"
         try:
-            self._trace = open(self.args.trace, "ab", buffering=0)  # noqa: SIM115 (lives as long as the node)
+            self._trace = path.open("ab", buffering=0)
         except OSError as error:
-            raise ConfigError(f"--disaggregation-trace {self.args.trace}: {error.strerror}") from None
+            raise ConfigError(f"--disaggregation-trace {path}: {error.strerror}") from None
         return self._trace.write
 
     # ------------------------------------------------------------------ life

@@ -1,0 +1,139 @@
+"""Real deployments for the end-to-end tests: a Fleet with extra routers, kills and restarts, and its event logs."""
+
+import json
+import os
+import pathlib
+import signal
+import time
+
+import httpx
+
+from pdjax.core import conform
+from pdjax.serve.children import Child
+from pdjax.serve.local import Fleet, Plan
+from pdjax.serve.router import free_ports, router_command, router_environ, router_serves
+
+WAIT_S = 60.0
+
+
+class Deployment(Fleet):
+    """A Fleet whose instances write event logs into ``logs``, and that can be hurt."""
+
+    def __init__(self, logs: pathlib.Path, model="tiny", *extra: str, **plan):
+        logs.mkdir(parents=True, exist_ok=True)
+        options = ("--disaggregation-trace", str(logs), "--disaggregation-verify", "all", *extra)
+        self.logs = logs
+        self.output: list[str] = []
+        super().__init__(Plan(model, extra=options, **{"router": "none", **plan}), forward=self.output.append)
+        self.http = httpx.Client(trust_env=False, timeout=WAIT_S)
+
+    def close(self):
+        super().close()
+        self.http.close()
+
+    def url(self, name):
+        return self.addresses[name]
+
+    def child(self, name) -> Child:
+        return next(c for c in reversed(self.children) if c.name == name)
+
+    @property
+    def bootstrap_port(self):
+        return int(self.addresses["bootstrap"].rsplit(":", 1)[1])
+
+    def add_router(self, name, kind, prefills=None, decodes=None, *options):
+        """One more router over these nodes (default: all); its URL."""
+        names = list(self.addresses)
+        prefills = prefills or [n for n in names if n.startswith("prefill-")]
+        decodes = decodes or [n for n in names if n.startswith("decode-")]
+        port, metrics = free_ports("127.0.0.1", 2)
+        pairs = [(self.addresses[n], self.bootstrap_port) for n in prefills]
+        command = router_command(
+            kind, "127.0.0.1", port, metrics, pairs, [self.addresses[n] for n in decodes]
+        )
+        url = f"http://127.0.0.1:{port}"
+        child = Child(
+            name, [*command, *options], router_environ("127.0.0.1", dict(os.environ)), self.output.append
+        )
+        self.children.append(child)
+        n = len(prefills) + len(decodes)
+        self._await(f"{name} to serve", lambda: router_serves(self._http, kind, url, n), WAIT_S)
+        self.addresses[name] = url
+        return url
+
+    def kill(self, name):
+        child = self.child(name)
+        child.tell(signal.SIGKILL)
+        assert child.join(10)
+        self.children.remove(child)
+
+    def restart(self, name, command=None):
+        """A new life on the same HTTP address; returns when it says that it is ready."""
+        old = self.commands[name]
+        command = list(command or old)
+        command[command.index("--port") + 1] = self.addresses[name].rsplit(":", 1)[1]
+        child = self._spawn(name, command)
+        self._await(f"{name} to start again", lambda: child.ready is not None, 300)
+        return child
+
+    commands: dict
+
+    def _spawn(self, name, command, **environ):
+        self.__dict__.setdefault("commands", {}).setdefault(name, list(command))
+        return super()._spawn(name, command, **environ)
+
+    # ------------------------------------------------------------ requests
+
+    def post(self, where, path, body, **kwargs):
+        url = where if where.startswith("http") else self.url(where)
+        return self.http.post(f"{url}{path}", json=body, **kwargs)
+
+    def state(self, name):
+        return self.http.get(f"{self.url(name)}/server_info").json()["internal_states"][0]
+
+    # ------------------------------------------------------------ checks
+
+    def busy(self, name) -> dict:
+        """What this node still holds; {} when every page, byte, room and request is free."""
+        state = self.state(name)
+        held = {k: v for k, v in state.get("held", {}).items() if v}
+        if state["used_pages"]:
+            held["pages"] = state["used_pages"]
+        for gauge in ("registered_bytes", "pulls_live", "graveyard"):
+            if state.get("transport", {}).get(gauge):
+                held[gauge] = state["transport"][gauge]
+        if state["num_running"] or state["num_waiting"] or state["http"]["live"]:
+            held["requests"] = state["num_running"], state["num_waiting"], state["http"]["live"]
+        return held
+
+    def await_free(self, names=None, within_s=WAIT_S):
+        """Every node asked (default: all that live) is as free as at its start; says what is not."""
+        names = names or [n for n in self.addresses if n.startswith(("prefill-", "decode-", "plain-"))]
+        deadline = time.monotonic() + within_s
+        while held := {n: b for n in names if (b := self.busy(n))}:
+            assert time.monotonic() < deadline, f"not free after {within_s} s: {held}"
+            time.sleep(0.05)
+
+    def log_lines(self):
+        lines = []
+        for file in sorted(self.logs.glob("*.ndjson")):
+            lines += file.read_bytes().splitlines()
+        return lines
+
+    def check_logs(self, complete=True):
+        """The merged event logs pass the properties that logs can show."""
+        lines = self.log_lines()
+        assert lines, "no event was logged"
+        found = [str(f) for f in conform.check(lines, complete=complete)]
+        assert found == [], found[:10]
+        return lines
+
+
+def pairs_served(lines):
+    """(P, D) of every hand-off that succeeded, from the event logs."""
+    found = set()
+    for line in lines:
+        raw = json.loads(line)
+        if raw.get("role") == "sender" and raw["event"] == "done" and raw["to"] == "Success":
+            found.add((raw["node"], raw["peer"]))
+    return found
