@@ -122,6 +122,21 @@ def _add_info(app: FastAPI, desk: Desk) -> None:
         }
         return JsonAnswer({"object": "list", "data": [{**model, "max_model_len": engine.context_length}]})
 
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        """Every number of info() as a gauge: names are those of /server_info."""
+        numbers = {
+            **engine.info(),
+            **{f"http_{name}": n for name, n in desk.counters.items()},
+            "http_live": desk.live(),
+        }
+        lines = [
+            f"# TYPE pdjax_{name} gauge\npdjax_{name} {value}\n"
+            for name, value in sorted(numbers.items())
+            if isinstance(value, (int, float)) and not isinstance(value, bool)
+        ]
+        return PlainTextResponse("".join(lines), media_type="text/plain; version=0.0.4")
+
     @app.get("/get_load")
     async def get_load() -> Response:
         info = engine.info()

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from pdjax.core.errors import ConfigError
 from pdjax.core.settings import PDSettings
-from pdjax.engine.bootstrap.server import DEFAULT_PORT
+from pdjax.engine.bootstrap.registry import DEFAULT_PORT
 
 WILDCARDS = ("0.0.0.0", "::", "")
 D2H_VARIABLE = "TPU_ENABLE_D2H_TRANSFER"
@@ -57,7 +57,11 @@ class ServeArgs:
     )
     bootstrap_port: int = arg("disaggregation-bootstrap-port", "port of the registry", DEFAULT_PORT)
     with_bootstrap: bool = arg("with-bootstrap", "P: run the registry inside this process", False)
-    trace: str = arg("disaggregation-trace", "file that every event of the hand-off is appended to, or a directory for one file a process", "")
+    trace: str = arg(
+        "disaggregation-trace",
+        "file that every event of the hand-off is appended to, or a directory for one file a process",
+        "",
+    )
     verify: Literal["off", "sampled", "all"] = arg(
         "disaggregation-verify",
         "which transferred parts are checksummed",

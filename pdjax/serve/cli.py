@@ -20,7 +20,7 @@ import typer
 
 from pdjax.core.errors import ConfigError
 from pdjax.core.settings import PDSettings
-from pdjax.engine.bootstrap.server import DEFAULT_PORT, HTTPBootstrapServer
+from pdjax.engine.bootstrap.registry import DEFAULT_PORT
 from pdjax.serve.args import ServeArgs
 from pdjax.serve.local import Plan, up
 from pdjax.serve.ready import print_ready
@@ -108,6 +108,8 @@ def bootstrap(
         raise ConfigError(
             f"--disaggregation-bootstrap-heartbeat-ttl {ttl:g}: must be a positive number of seconds"
         )
+    from pdjax.engine.bootstrap.server import HTTPBootstrapServer  # FastAPI comes with it
+
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())

@@ -15,8 +15,9 @@ from serve_fakes import FakeEngine, text_outputs
 
 from pdjax.core.errors import ConfigError
 from pdjax.core.pools import Fingerprint, KVArgs
-from pdjax.engine.bootstrap.client import HttpRegistryClient, registration
+from pdjax.engine.bootstrap.client import HttpRegistryClient
 from pdjax.engine.bootstrap.httpd import HttpThread, bind, url_of
+from pdjax.engine.bootstrap.registration import registration
 from pdjax.sched.request import Finish, Output
 from pdjax.serve import cli, local
 from pdjax.serve.app import build_app

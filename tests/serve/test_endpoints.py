@@ -40,6 +40,21 @@ def test_load(shared):
     assert load == [{"dp_rank": 0, "num_reqs": 3, "num_waiting_reqs": 2, "num_tokens": 30}]
 
 
+def test_metrics_are_numbers_only(serve):
+    server = serve()
+    server.engine.info = lambda: {"num_running": 3, "rate": 0.5, "held": {"a": 1}, "ok": True}
+    server.post("/generate", {"text": "x"})
+    lines = server.http.get("/metrics").text.splitlines()
+    values = dict(line.split() for line in lines if not line.startswith("#"))
+    assert values == {
+        "pdjax_num_running": "3",
+        "pdjax_rate": "0.5",
+        "pdjax_http_accepted": "1",
+        "pdjax_http_finished": "1",
+        "pdjax_http_live": "0",
+    }
+
+
 @pytest.mark.parametrize("path", ["/health", "/health_generate"])
 def test_health_tells_a_dead_thread_but_not_a_missing_peer(serve, path):
     server = serve("decode", is_ready=False)

@@ -4,6 +4,8 @@ import json
 import signal
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import httpx
@@ -16,37 +18,49 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
 
 class Up:
-    def __init__(self, *options):
-        self.process = subprocess.Popen(
-            [sys.executable, str(STUB), "up", *options],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        self.err = ""
+    """The command with its logs in a file: a pipe that nobody reads would stop it."""
+
+    def __init__(self, log, *options):
+        self._log = log
+        with log.open("w") as file:
+            self.process = subprocess.Popen(
+                [sys.executable, str(STUB), "up", *options], stdout=subprocess.PIPE, stderr=file, text=True
+            )
+
+    @property
+    def err(self):
+        return self._log.read_text()
 
     def first_line(self):
-        return self.process.stdout.readline()
+        line = self.process.stdout.readline()
+        assert line, self.err
+        return line
+
+    def wait_for_log(self, text):
+        deadline = time.monotonic() + WAIT_S
+        while text not in self.err:
+            assert time.monotonic() < deadline and self.process.poll() is None, self.err
+            threading.Event().wait(0.05)
 
     def end(self, number=signal.SIGTERM):
         if number is not None:
             self.process.send_signal(number)
-        out, self.err = self.process.communicate(timeout=WAIT_S)
-        return out
+        return self.process.communicate(timeout=WAIT_S)[0]
 
 
 @pytest.fixture
-def up():
+def up(tmp_path):
     started = []
 
     def start(*options):
-        started.append(Up(*options))
+        started.append(Up(tmp_path / f"up-{len(started)}.log", *options))
         return started[-1]
 
     yield start
     for one in started:
         if one.process.poll() is None:
             one.end()
+        one.process.stdout.close()
 
 
 def refuses(url):
@@ -129,8 +143,16 @@ def test_a_wrong_option_of_a_child_is_told_and_ends_with_2(up):
 
 
 def test_a_signal_while_it_starts_ends_what_is_there(up):
-    one = up("--model", "stub", "--prefill", "1", "--decode", "0", "--router", "none", "--json")
-    addresses = json.loads(one.first_line())
-    assert "decode" not in addresses
+    one = up("--model", "stub", "--router", "none")
+    one.wait_for_log("[bootstrap] ")
+    assert one.end() == ""
+    assert one.process.returncode == 0
+    told = next(line for line in one.err.splitlines() if line.startswith("[bootstrap] "))
+    assert refuses(json.loads(told.removeprefix("[bootstrap] "))["url"])
+
+
+def test_half_a_pair_is_not_waited_for(up):
+    one = up("--model", "stub", "--decode", "0", "--router", "none", "--json")
+    assert sorted(json.loads(one.first_line())) == ["bootstrap", "prefill"]
     one.end()
-    assert one.process.returncode == 0 and refuses(addresses["prefill"][0])
+    assert one.process.returncode == 0

@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 from pdjax.core.pools import Fingerprint
 
+DEFAULT_PORT = 8998  # sglang's; RFC-2's 8000 is everybody's HTTP port (design §5)
 MAX_ENTRIES = 4096
 MAX_TEXT_CHARS = 1024
 MAX_FIELDS = 64

@@ -18,6 +18,7 @@ from pdjax.core.settings import PDSettings
 from pdjax.engine.base import BaseKVBootstrapServer
 from pdjax.engine.bootstrap.httpd import BadBody, ClientDisconnect, HttpThread, bind, read_json, url_of
 from pdjax.engine.bootstrap.registry import (
+    DEFAULT_PORT,
     BadRegistration,
     Key,
     Listed,
@@ -28,7 +29,6 @@ from pdjax.engine.bootstrap.registry import (
     parse_uint,
 )
 
-DEFAULT_PORT = 8998  # sglang's; RFC-2's 8000 is everybody's HTTP port (design §5)
 MAX_BODY_BYTES = 64 << 10
 OTHER_ROLE = {"prefill": "decode", "decode": "prefill"}
 
