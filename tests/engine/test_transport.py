@@ -5,94 +5,25 @@ from __future__ import annotations
 import gc
 import os
 import socket
-import subprocess
-import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
-from pathlib import Path
 
-import jax
 import jax.numpy as jnp
 import msgspec
 import numpy as np
 import pytest
-from contract.transport_contract import TransportContract, TransportPair
+from contract.real_transport import BOUND_S, RealPair, packed_arrays
+from contract.transport_contract import TransportContract
 
-from pdjax.core.errors import ConfigError, PDError
+from pdjax.core.errors import PDError
 from pdjax.core.pools import Part
 from pdjax.core.settings import PDSettings
 from pdjax.engine.base import Packed
 from pdjax.engine.jax_transfer import servers
-from pdjax.engine.jax_transfer.addresses import host_address, split
-from pdjax.engine.jax_transfer.ports_guard import PortRange
-from pdjax.engine.jax_transfer.process import prepare_process
-from pdjax.engine.jax_transfer.registrations import Registrations
-from pdjax.engine.jax_transfer.servers import ServerPool
+from pdjax.engine.jax_transfer.addresses import split
 from pdjax.engine.jax_transfer.transport import JaxTransferKVEngine
-from pdjax.engine.jax_transfer.verify import Verify, checksum
-from pdjax.engine.ports import TransportEvent
-
-BOUND_S = 30.0
-
-
-def packed_arrays(seed: int, shapes: Sequence[tuple[int, ...]], dtype: str = "float32") -> Packed:
-    rng = np.random.default_rng([seed, len(shapes)])
-    arrays = [jnp.asarray(rng.standard_normal(shape), dtype=dtype) for shape in shapes]
-    parts = tuple(
-        Part(0, 0, i, i, i + 1, 0, 1, a.shape, str(a.dtype), a.nbytes, checksum=checksum(a))
-        for i, a in enumerate(arrays)
-    )
-    return Packed(parts, arrays)
-
-
-class RealPair(TransportPair):
-    def __init__(
-        self,
-        verify: Verify = "all",
-        settings: PDSettings | None = None,
-        engine: JaxTransferKVEngine | None = None,
-    ) -> None:
-        settings = settings or PDSettings()
-        self.p = engine or JaxTransferKVEngine(settings)
-        self.d = JaxTransferKVEngine(settings, verify=verify)
-        self.events: list[TransportEvent] = []
-        self._arrived = threading.Event()
-        self.p.start(self._unexpected)
-        self.d.start(self._sink)
-
-    def _unexpected(self, event: TransportEvent) -> None:
-        raise AssertionError(f"P pulls nothing: {event}")
-
-    def _sink(self, event: TransportEvent) -> None:
-        self.events.append(event)
-        self._arrived.set()
-
-    def arrays(self, seed: int, shapes: Sequence[tuple[int, ...]]) -> Packed:
-        return packed_arrays(seed, shapes)
-
-    def equal(self, array: object, packed: Packed, index: int) -> bool:
-        return np.array_equal(np.asarray(array), np.asarray(packed.arrays[index]))
-
-    def settle(self, until: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + BOUND_S
-        while not until():
-            assert time.monotonic() < deadline, f"nothing in {BOUND_S} s; events so far: {self.events}"
-            self._arrived.wait(0.05)
-            self._arrived.clear()
-
-    def idle(self) -> None:
-        """Long enough for a prompt error (about 1 ms here) even on a loaded machine."""
-        deadline = time.monotonic() + 0.3
-        while time.monotonic() < deadline:
-            self.p.tick()
-            self._arrived.wait(0.05)
-            self._arrived.clear()
-
-    def close(self) -> None:
-        self.d.close(0.0)
-        self.p.close(0.0)
+from pdjax.engine.jax_transfer.verify import checksum
 
 
 @pytest.fixture
@@ -217,61 +148,6 @@ def test_an_offer_that_nobody_ends_expires_by_the_tick():
         p.close(0.0)
 
 
-class TestRegistrationTable:
-    """The table alone, on a clock of its own."""
-
-    @pytest.fixture
-    def now(self):
-        return [0.0]
-
-    @pytest.fixture
-    def table(self, now):
-        pool = ServerPool(host_address("127.0.0.1"), 4, jax.local_devices()[0])
-        table = Registrations(pool, life_s=100.0, max_seen=3, clock=lambda: now[0])
-        yield table
-        table.close()
-        table.dispose()
-
-    def test_a_withdrawal_moves_the_deadline_and_only_an_offer_counts_as_expired(self, table, now):
-        packed = packed_arrays(1, [(2, 4)])
-        table.offer("d0", 1, packed)
-        table.offer("d0", 2, packed)
-        now[0] = 50.0
-        for _ in range(1000):
-            table.withdraw("d0", 1, 100.0)
-        assert len(table._deadlines) == 2
-        now[0] = 100.0
-        table.tick()
-        assert (list(table._entries), table.counters.expired) == ([1], 1)
-        now[0] = 150.0
-        table.tick()
-        assert (list(table._entries), table.counters.expired, table._deadlines) == ([], 1, [])
-        assert table.counters.withdrawn == 1
-
-    def test_remembered_uuids_are_bounded_oldest_first(self, table):
-        packed = packed_arrays(1, [(2, 4)])
-        for uuid in (1, 2, 3, 4):
-            table.offer("d0", uuid, packed)
-        for uuid in (2, 3, 4):
-            with pytest.raises(ValueError):
-                table.offer("d0", uuid, packed)
-        assert len(table._seen) == 3
-
-    def test_a_uuid_that_was_never_offered_takes_no_memory(self, table):
-        table.address_for("d0")
-        table.withdraw("d0", 9, 100.0)
-        assert table._entries == {}
-        assert table._deadlines == []
-
-    def test_a_dropped_peer_leaves_no_entries(self, table):
-        packed = packed_arrays(1, [(2, 4)])
-        for peer, uuid in (("d0", 1), ("d0", 2), ("d1", 3)):
-            table.offer(peer, uuid, packed)
-        table.drop_peer("d0")
-        assert list(table._entries) == [3]
-        assert table.counters.registered_bytes == packed.parts[0].nbytes
-
-
 def test_pulled_and_failed_arrays_are_not_kept_by_the_engine(pair):
     uuid, packed = pair.uuid(), packed_arrays(8, [(1 << 18,)] * 4)
     pair.p.offer("d0", uuid, packed)
@@ -310,6 +186,7 @@ def test_a_server_dropped_at_once_is_disposed_of_later(pair, monkeypatch):
         with socket.socket() as probe:
             return probe.connect_ex((ip, port)) == 0
 
+    pair.idle()  # old enough in truth, so that a disposal would be seen
     with monkeypatch.context() as patch:
         patch.setattr(servers, "MIN_LIFE_S", 3600.0)
         pair.p.drop_peer("d0")
@@ -445,153 +322,3 @@ def test_counters_tell_what_happened(pair):
     assert (d["settled"], d["graveyard"], d["graveyard_bytes"]) == (1, 0, 0)
     p = pair.p.counters()
     assert (p["registered"], p["withdrawn"], p["registered_bytes"], p["serving_peers"]) == (1, 1, 0, 1)
-
-
-# ---------------------------------------------------------------- addresses and fixed ports
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"host": "localhost"},
-        {"host": "0.0.0.0"},
-        {"host": "::"},
-        {"advertise": "eth0"},
-        {"advertise": "::"},
-        {"verify": "on"},
-    ],
-)
-def test_options_that_cannot_work_are_refused(options):
-    with pytest.raises(ConfigError):
-        JaxTransferKVEngine(PDSettings(), **options)
-
-
-def test_an_ip_of_another_machine_is_a_config_error():
-    engine = JaxTransferKVEngine(PDSettings(), host="192.0.2.1")
-    try:
-        with pytest.raises(ConfigError, match=r"192\.0\.2\.1"):
-            engine.address_for("d0")
-    finally:
-        engine.close(0.0)
-
-
-def test_a_wildcard_host_advertises_the_ip_given():
-    engine = JaxTransferKVEngine(PDSettings(), host="0.0.0.0", advertise="127.0.0.1")
-    try:
-        assert engine.address_for("d0").startswith("127.0.0.1:")
-    finally:
-        engine.close(0.0)
-
-
-def free_base(n_ports: int) -> int:
-    """The first of n_ports free ports in a row, below the kernel's ephemeral ones."""
-    for base in range(20000, 32000, 100):
-        held = []
-        try:
-            for port in range(base, base + n_ports):
-                held.append(socket.socket())
-                held[-1].bind(("127.0.0.1", port))
-            return base
-        except OSError:
-            continue
-        finally:
-            for sock in held:
-                sock.close()
-    raise AssertionError("no free ports in a row")
-
-
-def test_fixed_ports_are_shared_by_no_two_engines():
-    base, settings = free_base(6), PDSettings(max_peers=3)
-    a, b = (JaxTransferKVEngine(settings, port_base=base) for _ in range(2))
-    d = RealPair(engine=a)
-    try:
-        assert a.address_for("d0") == f"127.0.0.1:{base}"
-        assert b.address_for("d0") == f"127.0.0.1:{base + 2}"
-        assert a.address_for("d1") == f"127.0.0.1:{base + 4}"
-        with pytest.raises(PDError, match="port"):
-            b.address_for("d1")
-        d.assert_healthy()
-        a.drop_peer("d1")
-        d.settle(lambda: _served(a, b))
-        assert b.address_for("d1") == f"127.0.0.1:{base + 4}"
-    finally:
-        d.close()
-        b.close(0.0)
-
-
-def _served(dropper: JaxTransferKVEngine, taker: JaxTransferKVEngine) -> bool:
-    """Whether the pair that the dropper gave up is free, which its native threads do a moment later."""
-    dropper.tick()
-    try:
-        return bool(taker.address_for("d1"))
-    except PDError:
-        return False
-
-
-def test_a_pair_is_held_before_anybody_listens():
-    base = free_base(4)
-    a, b = (PortRange(host_address("127.0.0.1"), base, 2) for _ in range(2))
-    taken = [a.take(), b.take()]
-    try:
-        assert [pair.control for pair in taken] == [base, base + 2]
-        assert a.take() is None
-        b.give_back(taken.pop())
-        taken.append(a.take())
-        assert taken[1].control == base + 2
-    finally:
-        for pair in taken:
-            pair.release()
-
-
-def test_a_fixed_port_held_by_a_plain_listener_is_passed_over():
-    base = free_base(4)
-    with socket.socket() as holder:
-        holder.bind(("127.0.0.1", base + 1))
-        holder.listen()
-        engine = JaxTransferKVEngine(PDSettings(max_peers=2), port_base=base)
-        try:
-            assert engine.address_for("d0") == f"127.0.0.1:{base + 2}"
-            assert engine.counters()["port_pairs_skipped"] == 1
-        finally:
-            engine.close(0.0)
-
-
-@pytest.mark.parametrize("base", [80, 65100])
-def test_a_port_range_that_does_not_fit_is_a_config_error(base):
-    with pytest.raises(ConfigError, match="port_base"):
-        JaxTransferKVEngine(PDSettings(), port_base=base)
-
-
-def test_prepare_process_sets_the_switch_interval():
-    before = sys.getswitchinterval()
-    try:
-        prepare_process()
-        assert sys.getswitchinterval() == pytest.approx(5e-4)
-    finally:
-        sys.setswitchinterval(before)
-
-
-LEAVER = """
-import logging, sys, threading
-from pdjax.engine.jax_transfer.ports_guard import PortRange
-from pdjax.engine.jax_transfer.process import leave
-threading.Thread(target=threading.Event().wait).start()  # holds the interpreter for ever
-logging.basicConfig(stream=sys.stderr)
-logging.getLogger().addHandler(logging.FileHandler(sys.argv[1]))
-logging.warning("logged")
-sys.stdout.write("printed")
-leave(5)
-"""
-
-
-def test_leave_flushes_and_ends_the_process_whatever_else_runs(tmp_path):
-    log = tmp_path / "log"
-    root = Path(__file__).parents[2]
-    env = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
-    done = subprocess.run(
-        [sys.executable, "-c", LEAVER, str(log)],
-        cwd=root, env=env, capture_output=True, text=True, timeout=BOUND_S, check=False,
-    )  # fmt: skip
-    assert (done.returncode, done.stdout) == (5, "printed")
-    assert "logged" in done.stderr
-    assert log.read_text() == "logged\n"

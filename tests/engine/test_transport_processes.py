@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 import pytest
-from test_transport import free_base
+from contract.real_transport import free_base
 
 pytestmark = pytest.mark.e2e
 

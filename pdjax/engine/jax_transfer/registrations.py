@@ -86,9 +86,8 @@ class Registrations:
             raise ValueError(f"offer of uuid {uuid}: {why}")
         with self._lock:
             self._check_open()
-            if (
-                uuid in self._seen
-            ):  # the native table would silently replace the first (facts/transfer rule 4)
+            # The native table would silently replace the first (facts/transfer rule 4).
+            if uuid in self._seen:
                 raise ValueError(f"uuid {uuid} was offered before: mint a fresh one for every room")
             server = self._pool.get(peer).server
             self.counters.serving_peers = len(self._pool)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
@@ -371,6 +372,45 @@ class TransportContract:
         ip, _, port = first.rpartition(":")
         assert ip
         assert 0 < int(port) < 65536
+
+    @pytest.mark.parametrize("seed", [1, 2])
+    def test_random_churn_never_gives_wrong_bytes_and_leaves_nothing(self, pair, seed):
+        """Offers, pulls, withdrawals, abandons and dropped peers in random order, two peers at once."""
+        rng = random.Random(seed)
+        kinds = [pair.arrays(k, [(16, 64)] * 6) for k in range(8)]
+        lives = [0, 0]
+        pulls: dict[int, tuple[Packed, bool]] = {}  # pull id → truth, abandoned
+        for _ in range(250):
+            side = rng.randrange(2)
+            at, peer = f"d{side}:{lives[side]}", f"p{side}:{lives[side]}"
+            uuid, packed = pair.uuid(), rng.choice(kinds)
+            pair.p.offer(at, uuid, packed)
+            if rng.random() < 0.1:
+                pair.p.withdraw(at, uuid, 60.0)
+            pull_id = pair.pull(uuid, packed.parts, at=at, peer=peer)
+            abandoned = rng.random() < 0.3
+            if abandoned:
+                pair.d.abandon(pull_id)
+            pulls[pull_id] = (packed, abandoned)
+            if rng.random() < 0.3:
+                pair.p.withdraw(at, uuid, 60.0)
+            if rng.random() < 0.02:
+                pair.d.drop_peer(peer)
+                pair.p.drop_peer(at)
+                lives[side] += 1
+            if rng.random() < 0.1:
+                pair.settle(lambda: len(pair.events) >= len(pulls) - 8)
+        pair.settle(lambda: len(pair.events) == len(pulls))
+        n_right = 0
+        for event in pair.events:
+            packed, abandoned = pulls[event.pull_id]
+            if isinstance(event, PullDone):  # also an abandoned one, when it had ended before
+                good = [i for i, error in enumerate(event.errors) if error is None]
+                assert all(pair.equal(event.arrays[i], packed, i) for i in good)
+                n_right += len(good) == len(packed.parts)
+            else:
+                assert abandoned
+        assert n_right > 50
 
     # -------------------------------------------------------------- the end
 
