@@ -176,7 +176,11 @@ class JaxRunner:
         """
         pool = (self.pools[0].shape, self.pools[0].dtype)
         forward = {key[:3]: n for key, n in self._programs.compiles.items() if key[3:] == pool}
-        moves = {key[:2]: n for key, n in self._mover.compiles.items() if key[2] == (pool,)}
+        moves = {
+            (name, rows, layers): n
+            for (name, rows, ((layers, *shape),)), n in self._mover.compiles.items()
+            if tuple(shape) == pool
+        }
         return {**forward, **moves}
 
     def warmup(

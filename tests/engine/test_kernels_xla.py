@@ -126,7 +126,7 @@ def test_two_hundred_requests_compile_once_a_bucket() -> None:
         [pool] = mover.scatter(
             [pool], arrays, scatter_ids(rng.sample(range(1, NUM_PAGES), n), NUM_PAGES), parts
         )
-    pools = ((spec.shape, spec.dtype),)
+    pools = ((spec.n_layers, spec.shape, spec.dtype),)
     assert mover.compiles == {(name, b, pools): 1 for name in ("gather", "scatter") for b in buckets}
     assert mover._gather._cache_size() == mover._scatter._cache_size() == len(buckets)
 

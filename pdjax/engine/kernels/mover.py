@@ -14,8 +14,9 @@ from pdjax.core.errors import ConfigError
 from pdjax.core.pools import Part
 from pdjax.engine.kernels.plan import Ids
 
-# (name, page bucket, (shape, dtype) of a layer of each pool)
-CompileKey = tuple[str, int, tuple[tuple[tuple[int, ...], str], ...]]
+PoolShape = tuple[int, tuple[int, ...], str]  # layers, shape of a layer's array, dtype
+# "gather": page bucket and all pools. "scatter": rows of a part and the layers that it covers.
+CompileKey = tuple[str, int, tuple[PoolShape, ...]]
 
 
 class PageMover(Protocol):
