@@ -3,7 +3,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from sched_fake_manager import LIVE
+from sched_fake_manager import LIVE, FakeReceiver
 from sched_harness import EOS, Client, make_null, prompt_starting_with, random_client, random_prompt, run_out
 from sched_opcodes import opcodes
 from sched_real_pair import RealPair
@@ -380,6 +380,21 @@ def test_success_stands_whatever_p_says_later(make_pair):
     pair.settle()
     assert_both_right(pair, p, d)
     assert pair.d.stats()["stray_events"] == 1
+
+
+def test_an_abort_while_decoding_leaves_the_hand_off_alone(make_pair, monkeypatch):
+    """Protocol §5: the request ends, the hand-off stays S, and its room may be another's by now."""
+    pair = make_pair()
+    _, d = pair.submit([1] * 8, SamplingParams(50, ignore_eos=True))
+    while not d.outputs:
+        pair.steps(1)
+    told = []
+    monkeypatch.setattr(FakeReceiver, "abort", lambda self, reason="": told.append(self.room))
+    pair.d.abort("r1")
+    pair.d.step()
+    assert d.end == "abort" and told == [] and pair.half_state("decode", 1) == KVPoll.Success
+    pair.settle()
+    pair.assert_initial()
 
 
 def test_a_room_may_be_used_again_while_its_first_user_decodes(make_pair):
