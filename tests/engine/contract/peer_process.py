@@ -2,8 +2,8 @@
 
     python peer_process.py prefill p0:1 [PORT_BASE]        python peer_process.py decode d0:1
 
-P answers each "want" frame of a D with the parts that it has registered for it. D's commands: fetch, drop, counters.
-P's: drop, withdraw, counters. Both: leave. Every line on standard output is one JSON object with "what".
+P answers each "want" frame of a D with the parts that it has registered for it. D's commands: fetch, abandon, drop, counters.
+P's: drop, counters. Both: leave. Every line on standard output is one JSON object with "what".
 """
 
 from __future__ import annotations
