@@ -280,10 +280,8 @@ class Puller:
 
     def _advance(self, pull: _Pull) -> bool:
         """Settle the parts that are ready, in order and at most a slice; end the pull after its last."""
-        arrays, first = (
-            pull.arrays,
-            pull.next,
-        )  # a drop from another thread replaces pull.arrays, never empties it
+        arrays = pull.arrays  # a drop from another thread replaces this list, never empties it
+        first = pull.next
         nbytes = 0
         while pull.next < len(pull.parts) and pull.next - first < SLICE_PARTS and nbytes < SLICE_BYTES:
             i = pull.next
