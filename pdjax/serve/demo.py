@@ -24,11 +24,23 @@ from rich.table import Table
 from pdjax.core.errors import ConfigError
 from pdjax.serve.children import ChildError
 from pdjax.serve.local import Fleet, Plan
+from pdjax.serve.ready import parse_ready
 from pdjax.serve.router import KINDS
 
 QUESTION = "Explain in three sentences why the sky is blue."
 MAX_TOKENS = 64
 ANSWER_TIMEOUT_S = 300.0
+# Few sizes, so that a laptop compiles few programs; the same on every node, so that the numbers are comparable.
+SMALL = (
+    "--context-length",
+    "256",
+    "--chunked-prefill-size",
+    "64",
+    "--max-running-requests",
+    "2",
+    "--num-pages",
+    "64",
+)
 
 # Row of the table, key in the answer's times, who spent it.
 PHASES = (
@@ -143,17 +155,25 @@ def compare(console: Console, addresses: dict[str, str], question: str) -> bool:
     facts = [(one.text, one.completion_tokens, one.finish) for one in (pair, plain)]
     equal = facts[0] == facts[1] and pair.completion_tokens > 0
     if equal:
-        console.print(f"[green]equal[/green]: both servers gave the same {pair.completion_tokens} tokens")
+        console.print(
+            f"[green]equal[/green]: both servers gave the same answer of {pair.completion_tokens} tokens"
+        )
     else:
         console.print("[red]different[/red]: the server without PD said")
         console.print(plain.text, markup=False)
     return equal
 
 
-def _log_to(log: IO[str]) -> Callable[[str], None]:
+def _log_to(log: IO[str], console: Console) -> Callable[[str], None]:
+    """Every line to the log, ready lines also to the reader, who waits."""
+
     def forward(line: str) -> None:
         log.write(line + "\n")
         log.flush()
+        name, _, text = line.partition("] ")
+        ready = parse_ready(text)
+        if ready is not None:
+            console.print(f"  {name.removeprefix('[')} {ready['url']}", highlight=False)
 
     return forward
 
@@ -178,13 +198,13 @@ def main(argv: list[str] | None = None) -> int:
             plan = Plan(
                 model=options.model, plain=1, router=options.router, extra=("--context-length", "1024")
             )
-            with Fleet(plan, stop, _log_to(log)) as fleet:
+            with Fleet(plan, stop, _log_to(log, console)) as fleet:
                 console.print(
-                    f"starting registry, prefill, decode, router and a server without PD (log: {path})"
+                    "compiling and starting; the first time takes minutes, later ones use the cache"
                 )
+                console.print(f"  log {path}", highlight=False, soft_wrap=True)
                 fleet.start()
-                for name, url in fleet.addresses.items():
-                    console.print(f"  {name} {url}", highlight=False)
+                console.print(f"  router {fleet.addresses['router']}\n", highlight=False)
                 return 0 if compare(console, fleet.addresses, options.question) else 1
         except (ChildError, ConnectionError, httpx.HTTPError) as error:
             print(f"demo: {error} (log: {path})", file=sys.stderr)
