@@ -1,6 +1,7 @@
 """Killed processes and mismatched pairs: errors in seconds, the other side serving, a new life used at once."""
 
 import concurrent.futures
+import pathlib
 import time
 
 import pytest
@@ -8,7 +9,28 @@ from fleets import Deployment
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
 
-TIMERS = ["--disaggregation-lease", "6", "--disaggregation-peer-timeout", "3", "--disaggregation-hello-interval", "0.5", "--disaggregation-answer-bound", "0.7", "--disaggregation-bootstrap-timeout", "8", "--disaggregation-transfer-timeout", "10", "--disaggregation-limbo-timeout", "11", "--disaggregation-request-timeout", "60", "--disaggregation-bootstrap-heartbeat-interval", "1", "--disaggregation-bootstrap-heartbeat-ttl", "3"]
+TIMERS = [
+    "--disaggregation-lease",
+    "6",
+    "--disaggregation-peer-timeout",
+    "3",
+    "--disaggregation-hello-interval",
+    "0.5",
+    "--disaggregation-answer-bound",
+    "0.7",
+    "--disaggregation-bootstrap-timeout",
+    "8",
+    "--disaggregation-transfer-timeout",
+    "10",
+    "--disaggregation-limbo-timeout",
+    "11",
+    "--disaggregation-request-timeout",
+    "60",
+    "--disaggregation-bootstrap-heartbeat-interval",
+    "1",
+    "--disaggregation-bootstrap-heartbeat-ttl",
+    "3",
+]
 TINY = ("--context-length", "512", "--num-pages", "256", "--chunked-prefill-size", "64")
 ROOM = iter(range(1, 10_000))
 SOON_S = 15.0  # "in seconds": the peer silence, a lease and what a loaded machine adds
@@ -94,7 +116,7 @@ def test_a_killed_d_frees_p_and_its_new_life_serves(pair):
         unpulled = body(pair, 4)  # D will never ask for this one
         assert pair.post("prefill-0", "/generate", unpulled).status_code == 200
         pair.kill("decode-0")
-        with pytest.raises(Exception, match="disconnected|reset|closed|Disconnected"):
+        with pytest.raises(Exception, match=r"disconnected|reset|closed|Disconnected"):
             decoding.result()
     assert pair.http.get(f"{pair.url('prefill-0')}/health").status_code == 200
     pair.restart("decode-0")
@@ -138,7 +160,8 @@ def test_an_idle_server_sleeps(pair):
     pair.await_free()
 
     def cpu_s(name):
-        fields = open(f"/proc/{pair.child(name).process.pid}/stat").read().rsplit(")", 1)[1].split()
+        stat = pathlib.Path(f"/proc/{pair.child(name).process.pid}/stat").read_text()
+        fields = stat.rsplit(")", 1)[1].split()
         return (int(fields[11]) + int(fields[12])) / 100  # clock ticks of the kernel are 1/100 s
 
     before, began = [cpu_s(n) for n in ("prefill-0", "decode-0")], time.monotonic()
