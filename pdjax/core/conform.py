@@ -67,7 +67,9 @@ def read(data: Iterable[bytes]) -> tuple[list[Line], list[Finding]]:
             wrong.append(Finding("log", f"not JSON: {error}", number))
             continue
         if not _is_line(raw):
-            wrong.append(Finding("log", "a line has n, t, node, epoch and event, and rooms are exact integers", number))
+            wrong.append(
+                Finding("log", "a line has n, t, node, epoch and event, and rooms are exact integers", number)
+            )
             continue
         lines.append(Line(number, raw))
     return lines, wrong

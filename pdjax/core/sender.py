@@ -163,10 +163,12 @@ class SenderRoom(Room):
     def _do_forget_early(self, ev: Event, now: float) -> None:
         self.side.forget_early(self.room, None if ev.name == "leg" else now)
 
-    def _do_bind(self, ev: Event, now: float) -> Effect:
+    def _do_bind(self, ev: Event, now: float) -> list[Effect]:
         assert ev.msg is not None
+        admissible = self.settings.gated and not self.peer  # it waited for this hello, not for budget (V11)
         self.peer, self.peer_epoch, self.attempt = ev.peer, ev.epoch, ev.msg.attempt
-        return self._arm("lease", now, self.settings.lease_s)
+        lease = self._arm("lease", now, self.settings.lease_s)
+        return [lease, BudgetFreed(self.room, 0)] if admissible else [lease]
 
     def _do_bind_early(self, ev: Event, now: float) -> Effect:
         early = self._early()

@@ -35,6 +35,7 @@ class EventLog:
         self._clock = clock
         self._write = write
         self._n = 0
+        self.error = ""  # why the log ended early (a full disk): its missing lines cannot pass as a whole run
 
     @property
     def on(self) -> bool:
@@ -55,7 +56,10 @@ class EventLog:
         record["event"] = event
         record.update(fields)
         self._n += 1
-        self._write(_encoder.encode(record) + b"\n")
+        try:
+            self._write(_encoder.encode(record) + b"\n")
+        except OSError as error:  # serving goes on without its log (S11)
+            self.error, self._write = str(error), None
 
     def transition(self, tr: Transition, **fields: Any) -> None:
         """A decision of the table. kind is logged only where it is not a plain row."""

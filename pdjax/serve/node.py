@@ -290,6 +290,7 @@ class Node:
         if self.manager is not None:
             info["held"] = self.manager.quiescent()
             info["counters"] = dict(self.manager.counters.counts)
+            info["event_log_error"] = self.manager.log.error
             info["driver_longest_turn_s"] = round(self.manager.longest_turn_s, 4)
             info["transport"] = self.transport.counters() if self.transport else {}
         return info

@@ -1,5 +1,6 @@
 """The real managers and schedulers, joined by a simulated network under virtual time."""
 
+import dataclasses
 import random
 
 import pytest
@@ -230,6 +231,33 @@ def test_an_abort_that_is_not_quiet_is_not_answered_back_and_forth():
     world.run(limit_s=1.0)
     assert len(world.lines) - before < 150
     assert_free(world)
+
+
+def test_gated_prefills_only_after_a_hello():
+    world = World(settings=dataclasses.replace(QUICK, gated=True))
+    p = world.nodes["p0"].submit("r5", 5, PROMPT, SamplingParams(max_new_tokens=3))
+    world.run(limit_s=0.5)
+    assert world.nodes["p0"].scheduler.counts["prefill_tokens"] == 0
+    d = world.nodes["d0"].submit("r5", 5, PROMPT, SamplingParams(max_new_tokens=3))
+    assert world.run(ended(p, d), 5)
+    assert is_right(world, d, PROMPT, 3)
+    alone = world.nodes["p0"].submit("r6", 6, PROMPT, SamplingParams(max_new_tokens=3))
+    assert world.run(ended(alone), QUICK.bootstrap_timeout_s + 1)
+    assert alone.end.failure.reason == "bootstrap_timeout"
+    assert_free(world)
+
+
+def test_a_full_disk_ends_the_event_log_and_not_the_service():
+    world = World(settings=QUICK)
+
+    def full(data):
+        raise OSError(28, "No space left on device")
+
+    world.nodes["d0"].manager.log._write = full
+    p, d = world.request(5, PROMPT, 3)
+    assert world.run(ended(p, d), 5)
+    assert is_right(world, d, PROMPT, 3)
+    assert "No space" in world.nodes["d0"].manager.log.error
 
 
 SWARM = 150
