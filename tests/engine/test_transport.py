@@ -127,7 +127,8 @@ def test_the_bytes_that_the_library_holds_are_freed_by(how):
         elif how == "close":
             pair.p.close(0.0)
         pair.settle(lambda: pair.p.tick() or held() is None)
-        assert pair.p.counters()["registered_bytes"] == (4096 if how == "pull" else 0)
+        left = 4096 if how == "pull" else 0  # the engine is not told of D's done
+        pair.settle(lambda: pair.p.tick() or pair.p.counters()["registered_bytes"] == left)
     finally:
         pair.close()
 
