@@ -2,6 +2,7 @@
 
 import dataclasses
 import socket
+import subprocess
 import sys
 import types
 
@@ -165,9 +166,17 @@ def test_help_lists_every_flag(capsys):
 
 
 def test_checking_flags_imports_no_jax():
-    import subprocess
-
     code = "import sys; from pdjax.serve import cli; print(cli.run(sys.argv[1:]), 'jax' in sys.modules)"
     argv = [sys.executable, "-c", code, "serve", "--model", "m", "--disaggregation-mode", "prefill"]
     out = subprocess.run(argv, capture_output=True, text=True, timeout=100, check=True).stdout
     assert out == "2 False\n"
+
+
+@pytest.mark.e2e
+def test_a_taken_port_of_a_real_node_is_one_line_before_anything_is_loaded():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        argv = [sys.executable, "-m", "pdjax.serve.cli", "serve", "--model", "nothing-here"]
+        argv += ["--port", str(taken.getsockname()[1])]
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.count("\n") == 1 and "another port" in done.stderr
