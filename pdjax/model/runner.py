@@ -18,14 +18,14 @@ import msgspec
 import numpy as np
 
 from pdjax.core.errors import ConfigError
-from pdjax.core.pools import PoolTransferSpec, plan_parts
+from pdjax.core.pools import Fingerprint, PoolTransferSpec, plan_parts
 from pdjax.engine.base import Packed
 from pdjax.engine.kernels.checksum import VERIFY_MODES, Verify, checksum, chosen
 from pdjax.engine.kernels.mover import make_mover
 from pdjax.engine.kernels.plan import check_parts, gather_ids, scatter_ids
 from pdjax.engine.ports import DecodeRow, PrefillChunk, Sampled, SampleSpec
 from pdjax.model.buckets import bucket, make_buckets
-from pdjax.model.checkpoint import LoadedModel, load_model
+from pdjax.model.checkpoint import LoadedModel, fingerprint, load_model
 from pdjax.model.programs import programs_for
 from pdjax.model.sampling import columns
 
@@ -42,9 +42,7 @@ class RunnerSettings:
     max_batch: int = 16  # rows of the largest decode step
     chunk_tokens: int = 512  # tokens of the largest prefill call
     context_tokens: int = 0  # longest request; 0: what the model and the pools allow
-    dtype: Literal["auto", "float32", "bfloat16"] = (
-        "auto"  # of weights and KV; auto: float32 on CPU, else bfloat16
-    )
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # of weights and KV: see resolve_dtype
     verify: Verify = "sampled"
     compilation_cache: str = ""  # directory for compiled programs, kept between runs; empty: none
 
@@ -58,6 +56,7 @@ class JaxRunner:
     def __init__(self, model: LoadedModel, settings: RunnerSettings) -> None:
         cfg = model.config
         self.config = cfg
+        self.weights_digest = model.digest
         self.page_size = settings.page_size
         self.num_pages = settings.num_pages
         self._verify = settings.verify
@@ -182,6 +181,17 @@ class JaxRunner:
             if tuple(shape) == pool
         }
         return {**forward, **moves}
+
+    def fingerprint(self, *, protocol: int, transfer_size: int, transport_addresses: int) -> Fingerprint:
+        """What a peer of this runner must equal (S10): see checkpoint.fingerprint."""
+        return fingerprint(
+            self.config,
+            self.weights_digest,
+            self.pools[0],
+            protocol=protocol,
+            transfer_size=transfer_size,
+            transport_addresses=transport_addresses,
+        )
 
     def warmup(
         self,

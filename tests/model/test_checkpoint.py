@@ -12,7 +12,8 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from pdjax.core.errors import ConfigError
-from pdjax.model.checkpoint import INDEX, SINGLE, fingerprint, load_model
+from pdjax.core.pools import Fingerprint
+from pdjax.model.checkpoint import INDEX, SINGLE, load_model
 from pdjax.model.runner import JaxRunner
 from pdjax.model.tiny import make_tiny_model
 
@@ -132,13 +133,9 @@ def test_the_digest_follows_weights_and_tokenizer(tmp_path: Path) -> None:
     assert len(set(digests.values())) == 4
 
 
-def test_the_fingerprint_names_what_differs(make_runner: Callable[..., JaxRunner], tiny_dir: Path) -> None:
-    model = load_model(tiny_dir, F32)
-
-    def of(runner: JaxRunner, weights: str = model.digest):
-        return fingerprint(
-            runner.config, weights, runner.pools[0], protocol=1, transfer_size=4 << 20, transport_addresses=1
-        )
+def test_the_fingerprint_names_what_differs(make_runner: Callable[..., JaxRunner], tmp_path: Path) -> None:
+    def of(runner: JaxRunner, protocol: int = 1) -> Fingerprint:
+        return runner.fingerprint(protocol=protocol, transfer_size=4 << 20, transport_addresses=1)
 
     mine = of(make_runner())
     assert mine.hash == of(make_runner(num_pages=99)).hash, "the size of the pool is each side's own affair"
@@ -146,4 +143,6 @@ def test_the_fingerprint_names_what_differs(make_runner: Callable[..., JaxRunner
     assert mine.differences(of(make_runner(dtype="bfloat16"))) == [
         "kv_dtype: 'float32' here, 'bfloat16' there"
     ]
-    assert len(mine.differences(of(make_runner(), weights="other"))) == 1
+    assert mine.differences(of(make_runner(), protocol=2)) == ["protocol: 1 here, 2 there"]
+    [difference] = mine.differences(of(make_runner(make_tiny_model(tmp_path, seed=1))))
+    assert difference.startswith("weights: ")

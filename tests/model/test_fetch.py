@@ -43,9 +43,13 @@ def test_the_cache_root_follows_argument_then_environment(
 def test_many_at_once_build_once(tmp_path: Path) -> None:
     builds = []
     got: list[Path] = []
+    second = threading.Event()
 
     def build(directory: Path) -> None:
         builds.append(directory)
+        if len(builds) > 1:
+            second.set()
+        second.wait(1)  # time for another to begin, if nothing keeps it from it
         assert not (tmp_path / "m").exists(), "nothing is to be seen before it is whole"
         (directory / "x").write_text("whole")
 
