@@ -52,6 +52,7 @@ log = logging.getLogger(__name__)
 
 TRANSPORT_ADDRESSES = 1
 CLOSE_WAIT_S = 1.0  # facts/peer-servers §9: enough for a pull in flight, short enough for an operator
+LOADED_POLL_S = 0.2
 IDLE_WAIT_S = 5.0  # a wake ends it; this only bounds a lost one
 
 
@@ -188,13 +189,18 @@ class Node:
     # ------------------------------------------------------------------ life
 
     def start(self) -> None:
-        """Compile, then serve; returns when the first request may come."""
+        """Begin to compile; ``loaded`` says when requests may come."""
         self._thread.start()
-        self._loaded.wait()
+
+    def loaded(self, wait_s: float) -> bool:
+        """Whether everything is compiled and the driver runs. Raises ConfigError when it cannot be."""
+        if not self._loaded.wait(wait_s):
+            return False
         if self._dead is not None:
             raise ConfigError(self._dead)
         if self.manager is not None:
             self.manager.start()
+        return True
 
     def announce(self) -> None:
         """Into the registry: only now may others find us."""
@@ -330,6 +336,9 @@ def run_server(args: ServeArgs) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda signum, frame: _on_signal(done, signum, frame))
     node.start()
+    while not node.loaded(LOADED_POLL_S):
+        if done.is_set():  # asked to end while it compiles: nobody knows us yet
+            leave(0)
     http = HttpThread(build_app(node, log=JsonLog()), sock, "http")
     http.start()
     node.announce()

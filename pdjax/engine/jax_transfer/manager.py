@@ -15,6 +15,7 @@ from pdjax.engine.manager import KVManager
 log = logging.getLogger(__name__)
 
 LONGEST_WAIT_S = 0.25
+ERROR_PAUSE_S = 0.01  # a turn that fails at once must not take the core
 STALL_REPORT_S = 0.5  # a turn longer than this is a fault of ours, and is said so
 
 
@@ -37,22 +38,26 @@ class JaxTransferKVManager(KVManager):
     def _drive(self) -> None:
         clock = self.ports.clock
         while not self._stopping.is_set():
-            began = clock()
-            try:
-                self.turn()
-            except Exception:
-                # S11: whatever one turn met must not stop the answers to all other peers.
-                self.counters.add("driver_errors")
-                log.exception("a turn of the driver failed")
-                self._stopping.wait(0.01)
-            took = clock() - began
-            self.longest_turn_s = max(self.longest_turn_s, took)
-            if took > STALL_REPORT_S:
-                self.counters.add("driver_stalls")
-                log.warning("a turn of the driver took %.2f s", took)
+            self._turn_safely()
             wait_s = min(self.next_deadline() - clock(), LONGEST_WAIT_S)
             if wait_s > 0:
                 self.ports.channel.wait(wait_s)
+        self._turn_safely()  # the last words: peers need not wait for a timer to learn that we have left
+
+    def _turn_safely(self) -> None:
+        """S11: whatever one turn met must not stop the answers to all other peers."""
+        began = self.ports.clock()
+        try:
+            self.turn()
+        except Exception:
+            self.counters.add("driver_errors")
+            log.exception("a turn of the driver failed")
+            self._stopping.wait(ERROR_PAUSE_S)
+        took = self.ports.clock() - began
+        self.longest_turn_s = max(self.longest_turn_s, took)
+        if took > STALL_REPORT_S:
+            self.counters.add("driver_stalls")
+            log.warning("a turn of the driver took %.2f s", took)
 
     def stop(self, wait_s: float) -> None:
         """End the driver, then the ports in order: registry, transport (at most wait_s), channel."""
