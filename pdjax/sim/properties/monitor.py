@@ -1,0 +1,204 @@
+"""The watcher of one run: keeps the tracked state up to date and tells every property what it wants to hear.
+
+The world calls ``on_line`` for each line of the event log as it is written, ``on_instant`` when everything of an
+instant has happened, ``at_end`` when it has healed and is quiet. Must never change the world: the ports that it
+looks through pass every call on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from pdjax.sim.properties import liveness, safety
+from pdjax.sim.properties.base import (
+    ENDED,
+    Context,
+    LifeTrack,
+    Offer,
+    Property,
+    PullTrack,
+    Track,
+    Violation,
+    digest_of,
+)
+from pdjax.sim.properties.sometimes import Sometimes
+
+PROPERTIES: tuple[type[Property], ...] = (*safety.PROPERTIES, *liveness.PROPERTIES)
+
+# Properties that speak of several ranks. A world of single-rank instances has nothing that could break them, so
+# nothing is claimed about them here.
+NOT_SHOWN: dict[str, str] = {
+    "S9": "pairs of ranks: every instance of the simulator has one rank. What one rank can show, the identity and the"
+    " fingerprint of the peer, is S8's and S10's.",
+    "S14": "agreement of several hosts on device collectives: every instance of the simulator is one host.",
+}
+SENTENCES: dict[str, tuple[str, str]] = {p.name: (p.sentence, p.bound) for p in PROPERTIES}
+
+
+class Monitor:
+    """All properties over one world."""
+
+    def __init__(self, world: Any, only: Sequence[type[Property]] = PROPERTIES) -> None:
+        self.ctx = Context(world)
+        self.sometimes = Sometimes(self.ctx)
+        self.properties = [p(self.ctx) for p in only]
+        self._hears: dict[str, list[Callable[[dict[str, Any], Track | None], None]]] = {}
+        for prop in self.properties:
+            for event in prop.hears:
+                self._hears.setdefault(event, []).append(prop.on_line)
+        self._every = self._hears.pop("transition", [])
+        self._instants = [p.on_instant for p in self.properties if p.instants]
+        self._known: dict[str, Any] = {}
+        self._look = True
+        self.attach()
+
+    @property
+    def violations(self) -> list[Violation]:
+        return self.ctx.violations
+
+    def violated(self) -> list[str]:
+        """Names, in the order of first breach."""
+        return list(dict.fromkeys(v.property for v in self.ctx.violations))
+
+    # ---------------------------------------------------------------- what the world calls
+
+    def on_line(self, line: dict[str, Any]) -> None:
+        ctx = self.ctx
+        ctx.now = line["t"]
+        event, node = line["event"], line["node"]
+        life = ctx.lives.get((node, line["epoch"]))
+        if life is None:
+            life = ctx.lives[node, line["epoch"]] = LifeTrack(node, line["epoch"])
+        ctx.dirty[node, life.epoch] = life
+        track = None
+        if "role" in line:
+            track = self._follow(life, line)
+            self.sometimes.transition(line, track, life)
+            for hear in self._every:
+                hear(line, track)
+        else:
+            self._note(life, line, event)
+            if "room" in line:
+                track = life.rooms.get(int(line["room"]))
+            self.sometimes.line(line, track)
+        for hear in self._hears.get(event, ()):
+            hear(line, track)
+
+    def on_instant(self, world: Any = None) -> None:
+        ctx = self.ctx
+        ctx.now = ctx.world.net.clock() * 1000
+        if self._look:
+            self.attach()
+        if ctx.deadlines and ctx.deadlines[0][0] <= ctx.now:
+            ctx.run_deadlines()
+        for check in self._instants:
+            check()
+        if ctx.touched:
+            ctx.touched.clear()
+        if ctx.dirty:
+            ctx.dirty.clear()
+
+    def at_end(self, world: Any = None) -> None:
+        ctx = self.ctx
+        ctx.ending = True
+        self.on_instant()
+        for prop in self.properties:
+            prop.at_end()
+
+    def raised(self, node: str, error: BaseException) -> None:
+        """A driver or a scheduler raised out of its loop: in a real process the thread would be dead (S11)."""
+        for prop in self.properties:
+            if prop.name == "S11":
+                prop.breach(f"{node}: {type(error).__name__}: {error} left the loop")
+
+    # ---------------------------------------------------------------- following the log
+
+    def _follow(self, life: LifeTrack, line: dict[str, Any]) -> Track:
+        """Move the room's record as this line says. A message of another attempt meets no record and moves nothing."""
+        room = int(line["room"])
+        track = life.rooms.get(room)
+        if line["from"] == line["to"] == "Absent":
+            return track or Track(life.name, life.epoch, line["role"], room)
+        if track is None or (line["from"] == "Absent" and track.state == "Absent"):
+            track = life.rooms[room] = Track(life.name, life.epoch, line["role"], room, began_ms=line["t"])
+        track.before, track.state = track.state, line["to"]
+        track.attempt = line["attempt"]
+        if track.state in ENDED and track.before not in ENDED:
+            track.ended_ms, track.reason = line["t"], line.get("reason", "")
+        for effect in line["effects"]:
+            track.seen[effect] = track.seen.get(effect, 0) + 1
+            if effect == "reserve":
+                track.reserved += 1
+            elif effect in ("free_budget", "to_limbo"):
+                track.released += 1
+            elif effect in ("bind", "bind_peer"):
+                track.peer, track.peer_epoch = line.get("peer", track.peer), line.get("peer_epoch", "0")
+            elif effect == "bind_early":
+                record = self._record(life, room)
+                if record is not None:
+                    track.peer, track.peer_epoch = record.peer, str(record.peer_epoch)
+        self.ctx.touched[life.name, life.epoch, room] = track
+        return track
+
+    def _record(self, life: LifeTrack, room: int) -> Any | None:
+        node = self.ctx.node(life.name, life.epoch)
+        return node.manager.rooms.get(room) if node is not None else None
+
+    def _note(self, life: LifeTrack, line: dict[str, Any], event: str) -> None:
+        if event == "delivered":
+            life.delivered = (line["message"], line["peer"], line["attempt"], int(line["room"]))
+        elif event in ("started", "crashed", "restarted"):
+            self._look = True
+            if event != "started":
+                self.ctx.disturbed_ms = line["t"]
+
+    # ---------------------------------------------------------------- looking through the ports
+
+    def attach(self) -> None:
+        """Look through the transport of every node that is new."""
+        self._look = False
+        for name, node in self.ctx.world.nodes.items():
+            if self._known.get(name) is not node:
+                self._known[name] = node
+                self._watch_transport(node)
+
+    def _watch_transport(self, node: Any) -> None:
+        ctx, transport, life = self.ctx, node.transport, f"{node.name}@{node.manager.epoch}"
+        offer, withdraw, pull, sink = transport.offer, transport.withdraw, transport.pull, transport._sink
+        by_id: dict[int, PullTrack] = {}
+
+        def watched_offer(peer: str, uuid: int, packed: Any) -> None:
+            room = next((r for r, t in node.manager.sender.rooms.items() if t.uuid == uuid), -1)
+            ctx.offers.setdefault(
+                uuid, Offer(node.name, str(node.manager.epoch), room, peer, packed, digest_of(packed))
+            )
+            offer(peer, uuid, packed)
+
+        def watched_withdraw(peer: str, uuid: int, life_s: float) -> None:
+            entry = ctx.offers.get(uuid)
+            if entry is not None and entry.withdrawn_ms < 0:
+                entry.withdrawn_ms = ctx.world.net.clock() * 1000
+            withdraw(peer, uuid, life_s)
+
+        def watched_pull(peer: str, address: str, uuid: int, parts: Sequence[Any]) -> int:
+            entry = ctx.offers.get(uuid)
+            now = ctx.world.net.clock() * 1000
+            late = entry is not None and entry.withdrawn_ms >= 0
+            pull_id: int = pull(peer, address, uuid, parts)
+            room = next((r for r, t in node.manager.receiver.rooms.items() if _pulls(t, uuid)), -1)
+            by_id[pull_id] = ctx.pulls[life, uuid] = PullTrack(room, tuple(parts), now, late)
+            return pull_id
+
+        def watched_sink(event: Any) -> None:
+            track = by_id.get(event.pull_id)
+            if track is not None:
+                track.done = event
+            sink(event)
+
+        transport.offer, transport.withdraw, transport.pull = watched_offer, watched_withdraw, watched_pull
+        transport._sink = watched_sink
+
+
+def _pulls(record: Any, uuid: int) -> bool:
+    return record.manifest is not None and record.manifest.uuid == uuid
