@@ -227,15 +227,16 @@ def test_the_compilation_cache_is_used(make_runner: MakeRunner, tmp_path: Path) 
         "jax_persistent_cache_min_compile_time_secs",
         "jax_persistent_cache_min_entry_size_bytes",
     )
+    from jax.experimental.compilation_cache import compilation_cache
+
     before = {name: getattr(jax.config, name) for name in names}
     try:
+        compilation_cache.reset_cache()  # the test run keeps one of its own
         make_runner(compilation_cache=str(tmp_path), page_size=7).gather([1, 2])
         assert list(tmp_path.iterdir()), "a compiled program was kept"
     finally:
         for name, value in before.items():
             jax.config.update(name, value)
-        from jax.experimental.compilation_cache import compilation_cache
-
         compilation_cache.reset_cache()
 
 
