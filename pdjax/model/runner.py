@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import msgspec
 import numpy as np
+from jax.experimental.compilation_cache import compilation_cache
 
 from pdjax.core.errors import ConfigError
 from pdjax.core.pools import Fingerprint, PoolTransferSpec, plan_parts
@@ -305,6 +306,8 @@ def _context(settings: RunnerSettings, max_position: int) -> int:
 
 def _use_compilation_cache(directory: str) -> None:
     """Keep every compiled program in ``directory``, small and fast ones too. Process-wide, as JAX has it."""
+    if jax.config.jax_compilation_cache_dir != directory:
+        compilation_cache.reset_cache()  # one that was opened elsewhere before would stay in use
     update: Any = jax.config.update
     update("jax_compilation_cache_dir", directory)
     update("jax_persistent_cache_min_compile_time_secs", 0.0)
