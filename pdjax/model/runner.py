@@ -306,7 +306,7 @@ def _context(settings: RunnerSettings, max_position: int) -> int:
 
 def _use_compilation_cache(directory: str) -> None:
     """Keep every compiled program in ``directory``, small and fast ones too. Process-wide, as JAX has it."""
-    if jax.config.jax_compilation_cache_dir != directory:
+    if jax.config.read("jax_compilation_cache_dir") != directory:
         compilation_cache.reset_cache()  # one that was opened elsewhere before would stay in use
     update: Any = jax.config.update
     update("jax_compilation_cache_dir", directory)
