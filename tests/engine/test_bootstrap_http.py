@@ -3,6 +3,8 @@
 import socket
 import threading
 import time
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from urllib.parse import quote
 
 import httpx
 import msgspec
@@ -139,12 +141,30 @@ def test_list_judges_against_the_askers_fingerprint(http, asker):
         ("GET", "/list?role=router", b""),
         ("GET", "/route?role=prefill&tp_rank=x", b""),
         ("GET", "/route?role=prefill&fingerprint={", b""),
+        ("GET", "/route?role=prefill&fingerprint=" + quote('{"hash":' + "[" * 3000), b""),
     ],
 )
 def test_wrong_input_is_400_with_a_sentence(http, method, path, content):
     answer = http.request(method, path, content=content)
     assert answer.status_code == 400
     assert len(answer.json()["error"]["message"]) > 5
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        b'"more":' + b"[" * 960 + b"]" * 960,
+        b'"more":{"a":' + b"[" * 9 + b"]" * 9 + b"}",
+        b'"serving_url":"http://["',
+    ],
+    ids=["deepest", "deep", "url"],
+)
+def test_a_registration_that_would_spoil_every_answer_is_refused(http, field):
+    """One PUT once made each later GET /route a 500, and each look-up of every D unanswered."""
+    good = msgspec.json.encode({**prefill(), "serving_url": None})
+    answer = http.put("/route", content=good[:-1] + b"," + field + b"}")
+    assert answer.status_code == 400, answer.text
+    assert http.get("/route?role=prefill").json() == {"instances": []}
 
 
 def test_poll_tells_before_serving_and_dead():
@@ -281,6 +301,56 @@ def test_a_registry_that_never_answers_delays_no_other(server, http, clients):
         first, second = sink.wait(2)
         assert (first.tag, second.tag) == (2, 1)
         assert second.error is not None
+
+
+def test_a_seat_with_a_broken_serving_url_costs_no_look_up(clients):
+    """A registry of another version may list what ours refuses."""
+    client, sink = clients("127.0.0.1", 1)
+    seats = [
+        {"instance_id": n, "epoch": "7", "zmq_addr": "127.0.0.1:9", "serving_url": url, "compatible": True}
+        for n, url in (("broken", "http://["), ("good", "http://10.0.0.7:1"))
+    ]
+    client._answer(1, "10.0.0.7", client._read({"instances": seats}))
+    client._answer(2, "localhost", client._read({"instances": seats}))
+    answers = {a.tag: [e.instance_id for e in a.entries] for a in sink.wait(2)}
+    assert answers == {1: ["good"], 2: ["broken", "good"]}
+
+
+class Stranger(BaseHTTPRequestHandler):
+    """An HTTP server that is no registry: 200 and some JSON to everything."""
+
+    def do_PUT(self):
+        self.rfile.read(int(self.headers["content-length"]))
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(self.server.reply)
+        self.server.puts += 1
+
+    do_DELETE = do_PUT
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.mark.parametrize("reply", [b"{}", b"[]", b'{"peers": 5}', b'{"peers": {}}'])
+def test_an_answer_of_a_stranger_does_not_end_the_announcing(clients, reply):
+    with HTTPServer(("127.0.0.1", 0), Stranger) as stranger:
+        stranger.reply, stranger.puts = reply, 0
+        threading.Thread(target=stranger.serve_forever, args=(0.01,), daemon=True).start()
+        client, _ = clients(*stranger.server_address, heartbeat_interval_s=0.05)
+        client.announce(prefill())
+        until(lambda: stranger.puts >= 3, "it asks again")
+        assert not client.membership.registered and "registry" in client.membership.error
+        client.close()
+        stranger.shutdown()
+
+
+@pytest.mark.parametrize("host", ["no such host", "http://[", "ä..ö"])
+def test_a_configured_host_that_is_none_is_told(clients, host):
+    client, _ = clients(host, 1, heartbeat_interval_s=0.05)
+    client.announce(prefill())
+    until(lambda: client.counters["registry_silent"] >= 2, "it tries again")
+    assert host in client.membership.error and not client.membership.registered
 
 
 def test_a_failing_sink_costs_only_itself(server, http):
