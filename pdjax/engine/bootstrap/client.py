@@ -64,6 +64,20 @@ def _base_url(host: str, port: int) -> str:
         return f"http://{host}:{port}"
 
 
+def _host_of(url: str) -> str | None:
+    """None for what is no URL: another instance's text must not cost this one its look-ups (S11)."""
+    try:
+        return urlsplit(url).hostname
+    except ValueError:
+        return None
+
+
+def _membership(reply: Any) -> Membership:
+    """What a 200 says. Raises KeyError, TypeError or ValueError when a stranger answers."""
+    peers = reply["peers"]
+    return Membership(True, int(peers["compatible"]), dict(peers["rejected"]))
+
+
 def _jsonable(payload: Mapping[str, Any]) -> dict[str, Any]:
     """A registration as JSON: a Fingerprint object becomes hash and fields, the epoch becomes exact text."""
     out = dict(payload)
@@ -212,25 +226,26 @@ class HttpRegistryClient:
         try:
             answer = await self._http.request(method, base + path, json=body)
             reply = answer.json()
-        except (httpx.HTTPError, ValueError) as error:
-            # Down or stalled: what it knew may still hold. The next beat finds out.
+            heard = _membership(reply) if answer.status_code == 200 else None
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError) as error:
+            # Down, stalled or no registry at all: what it knew may still hold. The next beat finds out.
             self.counters["registry_silent"] += 1
             self.membership = replace(self.membership, error=f"registry {base} does not answer: {error!r}")
             return registered
-        if answer.status_code == 200:
+        if heard is not None:
             self.counters["heartbeat" if registered else "registered"] += 1
-            peers = reply["peers"]
-            self.membership = Membership(True, peers["compatible"], peers["rejected"])
+            self.membership = heard
             return True
         self.counters[f"refused_{answer.status_code}"] += 1
-        message = reply.get("error", {}).get("message", "") if isinstance(reply, dict) else ""
+        told = reply.get("error") if isinstance(reply, dict) else None
+        message = told.get("message", "") if isinstance(told, dict) else ""
         self.membership = replace(self.membership, error=f"registry {base}: {message or answer.status_code}")
         return False
 
     async def _leave(self, base: str, beat: Mapping[str, Any]) -> None:
         try:
             await self._http.request("DELETE", f"{base}/route", json=dict(beat), timeout=CLOSE_WAIT_S / 2)
-        except httpx.HTTPError:
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError):
             self.counters["leave_unheard"] += 1  # its TTL ends the entry
 
     def _look_up(self, tag: int, wanted_host: str, where: tuple[str, int]) -> None:
@@ -291,7 +306,7 @@ class HttpRegistryClient:
         entries = answer.entries
         if self.host is not None:
             # localhost against 127.0.0.1 must not lose the request: without a match every instance is a candidate.
-            entries = tuple(e for e in entries if urlsplit(e.serving_url).hostname == wanted_host) or entries
+            entries = tuple(e for e in entries if _host_of(e.serving_url) == wanted_host) or entries
         if self._sink is None:
             return
         try:

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
+from urllib.parse import urlsplit
 
 from pdjax.core.pools import Fingerprint
 
@@ -17,6 +18,9 @@ DEFAULT_PORT = 8998  # sglang's; RFC-2's 8000 is everybody's HTTP port (design Â
 MAX_ENTRIES = 4096
 MAX_TEXT_CHARS = 1024
 MAX_FIELDS = 64
+MAX_DEPTH = (
+    8  # of what a registration may nest: a deep one could be read, but never written into an answer again
+)
 UINT64_MAX = (1 << 64) - 1
 
 Registered = Literal["new", "renewed", "replaced", "stale", "full"]
@@ -112,6 +116,27 @@ def parse_uint(value: Any, name: str, maximum: int = UINT64_MAX) -> int:
     return value
 
 
+def _url(payload: Mapping[str, Any], name: str) -> str:
+    """Text that urlsplit takes: each D reads it in every look-up."""
+    text = _text(payload, name)
+    try:
+        urlsplit(text)
+    except ValueError as error:
+        raise BadRegistration(f"{name} is no URL ({error}): {text!r:.80}") from None
+    return text
+
+
+def _shallow(value: Any, name: str, depth: int = MAX_DEPTH) -> None:
+    """Fields of newer versions are kept as they are, so their nesting is bounded here."""
+    inner = (
+        value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()
+    )
+    if inner and depth == 0:
+        raise BadRegistration(f"{name!s:.40} is nested deeper than {MAX_DEPTH} levels")
+    for one in inner:
+        _shallow(one, name, depth - 1)
+
+
 def parse_key(payload: Mapping[str, Any]) -> Key:
     """The seat that a payload, a heartbeat or a query names. Ranks left out are 0."""
     role = payload.get("role")
@@ -156,13 +181,15 @@ def parse_seat(payload: Mapping[str, Any]) -> Seat:
             raise BadRegistration(f"{axis}_rank = {rank} must be below {axis}_size = {size}")
     known = parse_print(payload.get("fingerprint"))
     stored = {name: value for name, value in payload.items() if name not in ("epoch", "fingerprint")}
+    for name, value in stored.items():
+        _shallow(value, name)
     stored["fingerprint"] = {"hash": known.hash, "fields": dict(known.fields)}
     return Seat(
         key=key,
         epoch=epoch,
         zmq_addr=_text(payload, "zmq_addr", required=key.role == "prefill"),
         transfer_addr=_text(payload, "transfer_addr"),
-        serving_url=_text(payload, "serving_url"),
+        serving_url=_url(payload, "serving_url"),
         fingerprint=known,
         payload=stored,
     )

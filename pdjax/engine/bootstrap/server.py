@@ -51,7 +51,7 @@ def _asker(request: Request) -> Print | str | None:
         return text
     try:
         return parse_print(msgspec.json.decode(text.encode()))
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise BadRegistration(f"fingerprint is neither a hash nor JSON: {error}") from error
 
 
