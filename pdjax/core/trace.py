@@ -12,14 +12,30 @@ from typing import Any
 import msgspec
 
 from pdjax.core.room import Transition
-from pdjax.core.transitions import STATE_NAMES
+from pdjax.core.transitions import LETTERS, LIVE, SENDER, STATE_NAMES
 
 _encoder = msgspec.json.Encoder()
+
+
+def milestone(tr: Transition) -> str | None:
+    """The name that scenarios wait for, where a transition reaches one: each has a plain line of its own."""
+    if tr.source == tr.target:
+        return None
+    if tr.target == LETTERS["S"]:
+        return "success"
+    if tr.target == LETTERS["F"]:
+        return "failed"
+    if tr.target not in LIVE:
+        return None
+    if tr.role == SENDER:
+        return {"admit": "admitted", "kv_ready": "prefilled"}.get(tr.event)
+    return "peer_known" if tr.source == LETTERS["B"] else None
 
 
 class EventLog:
     """Numbers and encodes lines. ``write`` gets one line of bytes with its newline; None: the log is off.
 
+    tap: gets each line as the dict that was encoded (the simulator's checks).
     Not thread-safe by itself: the manager calls it under its lock, so the order is the order of decisions.
     """
 
@@ -29,11 +45,13 @@ class EventLog:
         epoch: int,
         clock: Callable[[], float],
         write: Callable[[bytes], object] | None = None,
+        tap: Callable[[dict[str, Any]], None] | None = None,
     ) -> None:
         self.node = node
         self.epoch = str(epoch)
         self._clock = clock
         self._write = write
+        self._tap = tap
         self._n = 0
         self.error = ""  # why the log ended early (a full disk): its missing lines cannot pass as a whole run
 
@@ -60,6 +78,8 @@ class EventLog:
             self._write(_encoder.encode(record) + b"\n")
         except OSError as error:  # serving goes on without its log (S11)
             self.error, self._write = str(error), None
+        if self._tap is not None:
+            self._tap(record)
 
     def transition(self, tr: Transition, **fields: Any) -> None:
         """A decision of the table. kind is logged only where it is not a plain row."""
@@ -79,3 +99,6 @@ class EventLog:
             effects=list(tr.effects),
             **fields,
         )
+        reached = milestone(tr)
+        if reached is not None:
+            self.line(reached, tr.room, **({"reason": tr.reason} if tr.reason else {}))

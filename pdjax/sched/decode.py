@@ -48,11 +48,17 @@ class SchedulerDisaggregationDecodeMixin(RoomTable):
 
     def _event_loop_decode_disagg(self) -> bool:
         """One turn of D's loop (RFC-2 §5.4). It prefills nothing."""
+        worked = self.host_work()
+        return self.device_work() or worked
+
+    def host_work(self) -> bool:
         worked = self._take_events()
         worked |= self._drain_inbox()
         worked |= self._start_pulls()
-        worked |= self._run_decode()
         return worked
+
+    def device_work(self) -> bool:
+        return self._run_decode()
 
     # ------------------------------------------------------------ intake
 

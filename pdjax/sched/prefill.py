@@ -33,12 +33,18 @@ class SchedulerDisaggregationPrefillMixin(RoomTable):
 
     def _event_loop_prefill_disagg(self) -> bool:
         """One turn of P's loop (RFC-2 §5.4). It decodes nothing: a request ends with its first token."""
+        worked = self.host_work()
+        return self.device_work() or worked
+
+    def host_work(self) -> bool:
         worked = self._take_events()
         worked |= self._drain_inbox()
         worked |= self._reserve_budget()
         worked |= self._admit()
-        worked |= self._run_prefill()
         return worked
+
+    def device_work(self) -> bool:
+        return self._run_prefill()
 
     def _pages_needed(self, n_prompt: int, max_outputs: int) -> int:
         return pages_for(n_prompt, self.runner.page_size)

@@ -173,11 +173,20 @@ class Scheduler:
 
     def step(self) -> bool:
         """Everything that can be done now: at most one prefill chunk and one decode batch. False: nothing was."""
+        worked = self.host_work()
+        return self.device_work() or worked
+
+    def host_work(self) -> bool:
+        """The part of a step before its device calls; the simulator lets time pass between the two parts."""
         # Events before the inbox: a room's end is known before a new request takes the same room.
         worked = self._take_events()
         worked |= self._drain_inbox()
         worked |= self._admit()
-        worked |= self._run_prefill()
+        return worked
+
+    def device_work(self) -> bool:
+        """The rest of the step: one prefill chunk, one decode batch, and what follows from their results."""
+        worked = self._run_prefill()
         worked |= self._run_decode()
         return worked
 

@@ -39,7 +39,7 @@ def chain(previous: int, token: int) -> int:
 
 
 def _layer_key(layer: int) -> int:
-    return layer * 0x9E37_79B9_7F4A_7C15 & MASK  # layer 0 holds the chain itself
+    return (layer * 0x9E37_79B9_7F4A_7C15) & MASK  # layer 0 holds the chain itself
 
 
 def contents(model: SimModel, tokens: Sequence[int], start: int, previous: int) -> np.ndarray:
@@ -84,7 +84,8 @@ def expected_tokens(
 class SimRunner:
     """The Runner port over numpy pools uint64 (n_layers, num_pages, page_size, TAIL); page 0 takes the padding.
 
-    checksums: gather states xxh3_64 of every part, as the real runner does.
+    checksums: gather states xxh3_64 of every part, as the real runner does. pool_names: every pool beside the first
+    holds the same content under a key of its own, and a difference between two pools becomes a wrong token.
     """
 
     def __init__(
@@ -95,6 +96,7 @@ class SimRunner:
         max_batch: int = 8,
         model: SimModel | None = None,
         checksums: bool = True,
+        pool_names: Sequence[str] = ("kv",),
     ) -> None:
         self.model = model or SimModel()
         self.page_size = page_size
@@ -102,15 +104,17 @@ class SimRunner:
         self.max_batch = max_batch
         self.checksums = checksums
         self.kv = np.full((self.model.n_layers, num_pages, page_size, TAIL), POISON, np.uint64)
+        self.arrays = [self.kv, *(self.kv.copy() for _ in pool_names[1:])]
         self.pools: list[PoolTransferSpec] = [
             PoolTransferSpec(
-                name="kv",
+                name=name,
                 pool_type="sim",
                 dtype="uint64",
                 shape=(num_pages, page_size, TAIL),
                 n_layers=self.model.n_layers,
                 page_bytes=page_size * TAIL * 8,
             )
+            for name in pool_names
         ]
 
     def prefill(self, chunk: PrefillChunk) -> Sampled | None:
@@ -132,7 +136,8 @@ class SimRunner:
         parts, arrays = [], []
         for part in plan_parts(self.pools, len(pages)):
             # Fancy indexing copies: the packed arrays are private (protocol §6).
-            array = self.kv[part.layer : part.layer_stop][:, index[part.page : part.page_stop]]
+            pool = self.arrays[part.pool]
+            array = pool[part.layer : part.layer_stop][:, index[part.page : part.page_stop]]
             arrays.append(array)
             checksum = xxhash.xxh3_64_intdigest(array.tobytes()) if self.checksums else 0
             parts.append(structs.replace(part, checksum=checksum))
@@ -144,7 +149,7 @@ class SimRunner:
             raise ValueError(f"scatter: the parts are not those of {len(pages)} pages of these pools")
         index = np.array([*pages, *[0] * (page_bucket(len(pages)) - len(pages))])
         for part, array in zip(packed.parts, packed.arrays, strict=True):
-            self.kv[part.layer : part.layer_stop, index[part.page : part.page_stop]] = array
+            self.arrays[part.pool][part.layer : part.layer_stop, index[part.page : part.page_stop]] = array
 
     def _slots(self, pages: Sequence[int], start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
         if stop > len(pages) * self.page_size:
@@ -157,7 +162,10 @@ class SimRunner:
 
     def _read(self, pages: Sequence[int], stop: int) -> np.ndarray:
         page, slot = self._slots(pages, 0, stop)
-        return self.kv[:, page, slot]
+        kv = self.kv[:, page, slot]
+        for i, pool in enumerate(self.arrays[1:], 1):
+            kv = kv ^ (pool[:, page, slot] ^ _layer_key(-i) ^ self.kv[:, page, slot])
+        return kv
 
     def _append(self, tokens: Sequence[int], start: int, pages: Sequence[int]) -> None:
         """Write tokens at positions start…, continuing from what the pages hold at start-1."""
@@ -166,4 +174,7 @@ class SimRunner:
             page, slot = self._slots(pages, start - 1, start)
             previous = int(self.kv[0, page[0], slot[0], 0])
         page, slot = self._slots(pages, start, start + len(tokens))
-        self.kv[:, page, slot] = contents(self.model, tokens, start, previous)
+        written = contents(self.model, tokens, start, previous)
+        self.kv[:, page, slot] = written
+        for i, pool in enumerate(self.arrays[1:], 1):
+            pool[:, page, slot] = written ^ _layer_key(-i)

@@ -1,172 +1,160 @@
-"""A small world: real schedulers and managers on simulated ports, pumped under virtual time.
+"""A world of simulated processes under virtual time: nodes p0… and d0…, the registry b0, and one event log.
 
-Driver and scheduler of a node are separate sources of work, so a long step never answers a peer by accident.
-Must never read real time or import JAX.
+Who posts requests (router, tests) and what goes wrong (faults) come from outside. Must never read real time, draw
+from anything but the world's one Random, or import JAX.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from pdjax.core.errors import PDError
 from pdjax.core.identity import make_epoch
-from pdjax.core.pools import Fingerprint, KVArgs, request_digest
 from pdjax.core.settings import PDSettings
 from pdjax.core.trace import EventLog
-from pdjax.engine.base import Leg
-from pdjax.engine.bootstrap.registration import registration
 from pdjax.engine.bootstrap.registry import Registry
-from pdjax.engine.manager import KVManager, Ports
-from pdjax.sched.factory import make_scheduler
-from pdjax.sched.request import Output, Request, SamplingParams
+from pdjax.sched.request import SamplingParams
 from pdjax.sched.scheduler import SchedulerConfig
-from pdjax.sim.net import SimChannel, SimNet, SimRegistryClient, SimTransport
-from pdjax.sim.runner import SimRunner, expected_tokens
+from pdjax.sim.loop import Name
+from pdjax.sim.net import REGISTRY, SimNet
+from pdjax.sim.node import Client, Node, NodeSpec, Timing
+from pdjax.sim.runner import expected_tokens
 
-CONTEXT_LENGTH = 4096
-
-
-def sim_fingerprint(page_size: int, weights: str = "sim") -> Fingerprint:
-    return Fingerprint(1, "sim", weights, "uint64", page_size, 2, 1, 1, "flat", "single", 0, 1, "sim")
-
-
-@dataclass
-class Client:
-    """What the client of one leg has seen."""
-
-    tokens: list[int] = field(default_factory=list)
-    end: Output | None = None
-
-    def sink(self, out: Output) -> None:
-        assert self.end is None, "a second end"
-        self.tokens += out.token_ids
-        if out.finish or out.failure:
-            self.end = out
-
-
-class Node:
-    """One process: a scheduler, a manager, a driver."""
-
-    def __init__(
-        self, net: SimNet, name: str, *, settings: PDSettings, page_size: int, num_pages: int, epoch: int,
-        eos_ids: frozenset[int], budget_bytes: int, lines: list[bytes], weights: str = "sim",
-    ) -> None:  # fmt: skip
-        self.net, self.name, self.role = net, name, "prefill" if name.startswith("p") else "decode"
-        self.runner = SimRunner(page_size=page_size, num_pages=num_pages)
-        self.channel = SimChannel(net, f"{name}@{epoch}", f"{name}:1" if self.role == "prefill" else None)
-        self.transport = SimTransport(net, f"{name}@{epoch}")
-        fingerprint = sim_fingerprint(page_size, weights)
-        client = SimRegistryClient(net, fingerprint.hash)
-        self.args = KVArgs(list(self.runner.pools), page_size, fingerprint, name, f"http://{name}:80")
-        self.manager = KVManager(
-            self.args,
-            "b0:8998",
-            role=self.role,
-            settings=settings,
-            ports=Ports(self.transport, self.channel, client, net.clock),
-            epoch=epoch,
-            budget_bytes=budget_bytes,
-            log=EventLog(name, epoch, net.clock, lines.append),
-        )
-        config = SchedulerConfig(context_length=CONTEXT_LENGTH, eos_ids=eos_ids)
-        self.scheduler = make_scheduler(self.role, config, self.runner, net.clock, self.manager)  # type: ignore[arg-type]
-        client.announce(registration(self.args, self.role, epoch, zmq_addr=self.channel.address or ""))
-        self.alive = True
-
-    def submit(
-        self, rid: str, room: int, prompt: Sequence[int], sampling: SamplingParams, host: str = "p0"
-    ) -> Client:
-        """One leg, as the HTTP layer would post it: claim, then hand to the scheduler. Raises PDError."""
-        client = Client()
-        digest = request_digest(prompt, sampling.first_token_key())
-        self.manager.claim(Leg(room, rid, digest, len(prompt), host, None))
-        request = Request(rid, list(prompt), sampling, client.sink, room=room, bootstrap_host=host)
-        request.times.arrived = self.net.clock()
-        self.scheduler.submit(request)
-        return client
-
-    def pump(self) -> bool:
-        if not self.alive:
-            return False
-        self.manager.turn()
-        worked = False
-        while self.scheduler.step():
-            worked = True
-        return worked
-
-    def next_at(self) -> float:
-        wake = self.scheduler.next_wake()
-        return min(self.manager.next_deadline(), wake if wake is not None else float("inf"))
-
-    def crash(self) -> None:
-        self.alive = False
-        self.channel.close()
-        self.transport.close(0)
-
-    def held(self) -> dict[str, int]:
-        """What is not free: {} when the node is as it was at the start."""
-        found = dict(self.manager.quiescent())
-        found["pages"] = self.runner.num_pages - 1 - self.scheduler.cache.available_pages()
-        found["registrations"] = self.transport.unpulled()
-        return {k: v for k, v in found.items() if v}
+START_UNIX_S = 1_000_000  # wall clock at the start of every world
 
 
 class World:
-    """Nodes p0… and d0… with one registry. lines: the merged event log."""
+    """lines: the merged event log. requests: rid → what the router knows of it. now: seconds since the start.
+
+    Without ``specs`` it is n_prefill × p and n_decode × d of one kind.
+    """
 
     def __init__(
         self, n_prefill: int = 1, n_decode: int = 1, *, settings: PDSettings | None = None, page_size: int = 4,
         num_pages: int = 64, eos_ids: frozenset[int] = frozenset(), budget_bytes: int = 1 << 20,
-        weights: dict[str, str] | None = None,
+        weights: dict[str, str] | None = None, specs: Sequence[NodeSpec] = (), timing: Timing | None = None,
+        seed: int = 0, choices: Iterable[Name] = (),
     ) -> None:  # fmt: skip
-        self.net = SimNet()
-        self.net.registry = Registry(1e9)
-        self.lines: list[bytes] = []
-        self._epochs = 0
+        timing = timing or Timing()
+        self.timing = timing
+        self.net = SimNet(timing.link / 1000, jitter_s=timing.jitter / 1000, seed=seed, choices=choices)
+        self.net.page_s = timing.pull_per_page / 1000
         self.eos_ids = eos_ids
-        self._make: Callable[[str], Node] = lambda name: Node(
-            self.net, name, settings=settings or PDSettings(), page_size=page_size, num_pages=num_pages,
-            epoch=self._next_epoch(), eos_ids=eos_ids, budget_bytes=budget_bytes, lines=self.lines,
-            weights=(weights or {}).get(name, "sim"),
-        )  # fmt: skip
         names = [f"p{i}" for i in range(n_prefill)] + [f"d{i}" for i in range(n_decode)]
-        self.nodes = {name: self._make(name) for name in names}
+        config = SchedulerConfig(context_length=4096, eos_ids=eos_ids)
+        self.specs = {spec.name: spec for spec in specs} or {
+            name: NodeSpec(
+                name, settings or PDSettings(), config, page_size, num_pages,
+                budget_bytes=budget_bytes, weights=(weights or {}).get(name, "sim"),
+            )
+            for name in names
+        }  # fmt: skip
+        self.lines: list[bytes] = []
+        self.taps: list[Callable[[dict[str, Any]], None]] = []
+        self.rows: dict[int, None] = {}  # rows of the table that were reached
+        self.requests: dict[str, Any] = {}
+        self.clock_offset_s: dict[str, float] = {}
+        self.instants: list[Callable[[], None]] = []  # after every event
+        self._lives = 0
+        self._logs: dict[str, EventLog] = {}
+        self._ttl_s = next(iter(self.specs.values())).settings.heartbeat_ttl_s
+        self.net.registry = Registry(self._ttl_s)
+        self.net.on_member = lambda event, instance: self.log(REGISTRY).line(event, instance=instance)
+        self.nodes: dict[str, Node] = {}
+        for name in self.specs:
+            self.nodes[name] = self._make(name, listed=True)
 
-    def _next_epoch(self) -> int:
-        self._epochs += 1
-        return make_epoch(1000 + self._epochs, self._epochs << 20)
+    @property
+    def now(self) -> float:
+        return self.net.clock()
 
-    def restart(self, name: str) -> Node:
-        """A new life on the same address, with empty memory."""
+    # ---------------------------------------------------------------- the event log
+
+    def log(self, node: str) -> EventLog:
+        """The log of a process that is no P or D: b0, x0, or "sim" for what is done to the world."""
+        if node not in self._logs:
+            self._logs[node] = EventLog(node, 1, self.net.clock, self.lines.append, self._tap)
+        return self._logs[node]
+
+    def _tap(self, line: dict[str, Any]) -> None:
+        if "role" in line:
+            if line["row"] >= 0:
+                self.rows[line["row"]] = None
+            if line["from"] != line["to"] and line["to"] in ("Success", "Failed"):
+                self.nodes[line["node"]].closing[int(line["room"])] = None
+        for tap in self.taps:
+            tap(line)
+
+    def _after(self, node: Node) -> None:
+        """A driver or scheduler has run: which of its ended rooms are free now?"""
+        for room in [r for r in node.closing if node.room_is_free(r)]:
+            del node.closing[room]
+            node.manager.log.line("released", room)
+        if node.draining and not node.registry.closed and not node.manager.n_live and node.scheduler.idle():
+            node.draining = False
+            node.registry.leave()
+
+    # ---------------------------------------------------------------- processes
+
+    def _make(self, name: str, *, listed: bool) -> Node:
+        self._lives += 1
+        # A start takes longer than a second, so two lives never share the high bits of an epoch.
+        wall_s = START_UNIX_S + self.now + self._lives + self.clock_offset_s.get(name, 0.0)
+        epoch = make_epoch(wall_s, self.net.rng.getrandbits(32))
+        return Node(
+            self.net, self.specs[name], epoch=epoch, timing=self.timing, write=self.lines.append, tap=self._tap,
+            listed=listed, after=self._after,
+        )  # fmt: skip
+
+    def crash(self, name: str) -> None:
+        """Process death. b0 loses its table."""
+        if name == REGISTRY:
+            self.net.registry = None
+            self.net.thaw(REGISTRY)
+            self.log(REGISTRY).line("crashed")
+        elif self.nodes[name].alive:
+            node = self.nodes[name]
+            node.manager.log.line("crashed")
+            node.crash()
+            for client in node.clients.values():
+                client.on_end = client.on_tokens = lambda: None
+
+    def restart(self, name: str) -> Node | None:
+        """A new life on the same addresses, with a new epoch and empty memory."""
+        if name == REGISTRY:
+            self.net.registry = Registry(self._ttl_s)
+            self.log(REGISTRY).line("restarted")
+            return None
         if self.nodes[name].alive:
             self.nodes[name].crash()
-        self.nodes[name] = self._make(name)
-        return self.nodes[name]
+        node = self.nodes[name] = self._make(name, listed=False)
+        node.manager.log.line("restarted")
+        return node
 
-    def _pump_all(self) -> bool:
-        worked = False
-        for node in self.nodes.values():
-            worked |= node.pump()
-        return worked
+    def settings_of(self, name: str) -> PDSettings:
+        return self.specs[name].settings
+
+    # ---------------------------------------------------------------- running
+
+    def step(self, stop_s: float = float("inf")) -> bool:
+        """One event and what watches it. False: nothing is due by stop_s."""
+        if not self.net.step(stop_s):
+            return False
+        for watch in self.instants:
+            watch()
+        return True
 
     def run(self, until: Callable[[], bool] = lambda: False, limit_s: float = 400.0) -> bool:
-        """Pump until ``until`` holds; False: limit_s of virtual time passed first."""
-        stop = self.net.clock() + limit_s
-        while True:
-            while self.net.run_due() | self._pump_all():
-                if until():
-                    return True
-            if until():
-                return True
-            times = [n.next_at() for n in self.nodes.values() if n.alive]
-            if (at := self.net.next_at()) is not None:
-                times.append(at)
-            now = self.net.clock()
-            step = max(min(times, default=stop), now + 1e-6)
-            if step > stop:
-                return False
-            self.net.clock.advance_to(step)
+        """Run until ``until`` holds; False: limit_s of virtual time passed first."""
+        stop = self.now + limit_s
+        while not until():
+            if not self.step(stop):
+                self.net.clock.advance_to(stop)
+                return until()
+        return True
+
+    # ---------------------------------------------------------------- for tests without a router
 
     def request(
         self,
@@ -178,19 +166,30 @@ class World:
         d: str = "d0",
         rid: str | None = None,
     ) -> tuple[Client, Client]:
-        """Both legs at once, as the routers post them."""
+        """Both legs at once, past the router."""
         sampling = SamplingParams(max_new_tokens=n_out)
         rid = rid or f"r{room}"
         return tuple(self.nodes[n].submit(rid, room, prompt, sampling, p) for n in (p, d))  # type: ignore[return-value]
 
     def right(self, prompt: Sequence[int], n_out: int) -> list[int]:
+        """The tokens that a server without PD would give."""
         sampling = SamplingParams(max_new_tokens=n_out)
-        return expected_tokens(
-            prompt, sampling, n_out, model=self.nodes["d0"].runner.model, eos_ids=self.eos_ids
-        )
+        model = next(iter(self.specs.values())).model
+        return expected_tokens(prompt, sampling, n_out, model=model, eos_ids=self.eos_ids)
 
-    def held(self) -> dict[str, dict[str, int]]:
-        return {name: held for name, node in self.nodes.items() if node.alive and (held := node.held())}
+    # ---------------------------------------------------------------- the end condition
+
+    def held(self, *, strict: bool = True) -> dict[str, dict[str, int]]:
+        """What is not free on each live node."""
+        return {
+            name: held
+            for name, node in self.nodes.items()
+            if node.alive and (held := node.held(strict=strict))
+        }
+
+    def quiescent(self) -> bool:
+        """Everything is free again, as trace-format says it: graveyard pulls and their notices do not count."""
+        return not self.held(strict=False)
 
 
 __all__ = ["Client", "Node", "PDError", "World"]

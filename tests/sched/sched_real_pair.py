@@ -14,7 +14,9 @@ from pdjax.engine.base import BaseKVManager
 from pdjax.engine.bootstrap.registration import registration
 from pdjax.engine.bootstrap.registry import Registry
 from pdjax.engine.manager import KVManager, Ports
-from pdjax.sim.net import SimChannel, SimNet, SimRegistryClient, SimTransport
+from pdjax.sim.membership import SimRegistryClient
+from pdjax.sim.net import SimChannel, SimNet
+from pdjax.sim.transport import SimTransport
 
 # Timers far shorter than the defaults and sound among themselves, so that a settled world is soon reached.
 SETTINGS = PDSettings(
@@ -58,7 +60,7 @@ class RealPair(Pair):
             epoch=make_epoch(1000 + n, n << 20),
             budget_bytes=budget_bytes,
         )
-        client.announce(registration(args, role, manager.epoch, zmq_addr=channel.address or ""))
+        client.announce(registration(args, role, manager.epoch, zmq_addr=channel.address or ""), listed=True)
         return manager
 
     def nudge(self, rng: random.Random) -> None:

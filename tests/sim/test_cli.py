@@ -27,7 +27,7 @@ def test_a_log_is_checked(tmp_path):
     good.write_bytes(b"".join(world.lines))
     assert sim("check-log", good).exit_code == 0
     bad = tmp_path / "bad.ndjson"
-    bad.write_bytes(b"".join(world.lines[:3] + world.lines[4:]))
+    bad.write_bytes(b"".join(world.lines[:8] + world.lines[9:]))
     result = sim("check-log", bad)
     assert result.exit_code == 2 and "n=" in result.output
     assert sim("check-log", tmp_path / "none").exit_code == 2

@@ -1,0 +1,136 @@
+"""Virtual time: a heap of named events, one seeded Random, and every tie between events a recorded choice.
+
+Events of one instant have no natural order, so which one goes first is drawn, and the draw is kept by name: a file
+that carries the names replays the same run, also after steps were deleted from it. Must never read real time.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from pdjax.sim.ports import VirtualClock
+
+Name = tuple[Any, ...]  # kind, then what it is about: ("deliver", "ready", 7, 1)
+
+GAP_S = 1e-7  # between two things of which the second cannot overtake the first
+
+
+class Event:
+    """Something that will happen. ``cancel`` makes it nothing."""
+
+    __slots__ = ("action", "name")
+
+    def __init__(self, action: Callable[[], None], name: Name) -> None:
+        self.action: Callable[[], None] | None = action
+        self.name = name
+
+    def cancel(self) -> None:
+        self.action = None
+
+
+def choice_of(name: Name) -> dict[str, Any]:
+    """A name as it stands in a trace file: {"deliver": ["ready", 7, 1]}."""
+    return {str(name[0]): list(name[1:])}
+
+
+def name_of(choice: Mapping[str, Any]) -> Name:
+    """The reverse of ``choice_of``. Raises ValueError."""
+    if len(choice) != 1:
+        raise ValueError("a choice has one key, its kind")
+    kind, about = next(iter(choice.items()))
+    if not isinstance(about, list) or any(isinstance(x, (list, dict, float)) for x in about):
+        raise ValueError(f"{kind}: a list of names and numbers")
+    return (kind, *about)
+
+
+class Loop:
+    """choices: names that win their ties, in this order; where none of them stands to be chosen, the seed decides."""
+
+    def __init__(self, seed: int = 0, choices: Iterable[Name] = ()) -> None:
+        self.clock = VirtualClock()
+        self.rng = random.Random(seed)
+        self.n_events = 0
+        self.taken: list[Name] = []
+        self._wanted: dict[Name, list[int]] = {}
+        for place, name in enumerate(choices):
+            self._wanted.setdefault(name, []).append(place)
+        for places in self._wanted.values():
+            places.reverse()
+        self._heap: list[tuple[float, int, Event]] = []
+        self._seq = 0
+
+    def at(self, time_s: float, action: Callable[[], None], name: Name = ("do",)) -> Event:
+        """Perform action at time_s (now, if that has passed)."""
+        event = Event(action, name)
+        self._seq += 1
+        heapq.heappush(self._heap, (max(time_s, self.clock()), self._seq, event))
+        return event
+
+    def after(self, delay_s: float, action: Callable[[], None], name: Name = ("do",)) -> Event:
+        return self.at(self.clock() + delay_s, action, name)
+
+    def next_at(self) -> float | None:
+        """When something happens next; None: never."""
+        heap = self._heap
+        while heap and heap[0][2].action is None:
+            heapq.heappop(heap)
+        return heap[0][0] if heap else None
+
+    def step(self, stop_s: float = float("inf")) -> bool:
+        """Perform the next event, if it is due by stop_s."""
+        at = self.next_at()
+        if at is None or at > stop_s:
+            return False
+        heap = self._heap
+        entry = heapq.heappop(heap)
+        if heap and heap[0][0] == at:
+            entry = self._choose(entry)
+        event = entry[2]
+        action = event.action
+        assert action is not None
+        event.action = None
+        self.clock.advance_to(at)
+        self.n_events += 1
+        action()
+        return True
+
+    def run_due(self) -> bool:
+        """Perform what is due now; False: nothing was."""
+        worked = False
+        while self.step(self.clock()):
+            worked = True
+        return worked
+
+    def _choose(self, first: tuple[float, int, Event]) -> tuple[float, int, Event]:
+        heap, at = self._heap, first[0]
+        tied = [first]
+        while heap and heap[0][0] == at:
+            entry = heapq.heappop(heap)
+            if entry[2].action is not None:
+                tied.append(entry)
+        if len(tied) == 1:
+            return first
+        pick = self.rng.randrange(len(tied))  # also when the file decides: later draws must be the same
+        if self._wanted:
+            pick = self._wanted_of(tied, pick)
+        chosen = tied.pop(pick)
+        for entry in tied:
+            heapq.heappush(heap, entry)
+        self.taken.append(chosen[2].name)
+        return chosen
+
+    def _wanted_of(self, tied: list[tuple[float, int, Event]], pick: int) -> int:
+        """The tied event whose name stands first among the wanted ones that are left."""
+        best, found = -1, pick
+        for i, (_, _, event) in enumerate(tied):
+            places = self._wanted.get(event.name)
+            if places and (best < 0 or places[-1] < best):
+                best, found = places[-1], i
+        if best < 0:
+            return pick
+        name = tied[found][2].name
+        self._wanted[name].pop()
+        return pick if tied[pick][2].name == name else found
