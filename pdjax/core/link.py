@@ -30,8 +30,7 @@ class Link:
     instance: str
     address: str
     epoch: int = 0
-    last_heard: float = float("-inf")
-    waiting_since: float | None = None  # D: since when a hello is unanswered
+    last_heard: float = float("-inf")  # a valid frame, or that the peer became known
     _stamp_us: int = 0
     _stamp_at: float = 0.0
     _stamp_epoch: int = 0  # the life of the peer that minted the stamp

@@ -13,9 +13,7 @@ from pdjax.core.link import Link
 from pdjax.core.settings import PDSettings
 from pdjax.engine.ports import FrameIn, SideChannel
 
-MAX_MESSAGES = (
-    64  # of one frame; a manifest of a very long prompt can be large, so it travels with few others
-)
+MAX_MESSAGES = 64  # of one frame
 
 
 class PeerBook:
@@ -30,19 +28,21 @@ class PeerBook:
         channel: SideChannel,
         count: Callable[[str], None],
         log: Callable[[str, str, wire.AnyMessage], None],
+        forgotten: Callable[[str, int], None],
     ) -> None:
+        """forgotten(instance, epoch): the link is gone, and so may be whatever is held for that life."""
         self._me, self._epoch, self._settings, self._secret = me, epoch, settings, secret
-        self._channel, self._count, self._log = channel, count, log
+        self._channel, self._count, self._log, self._forgotten = channel, count, log, forgotten
         self.links: dict[str, Link] = {}
         self._outbox: dict[str, list[wire.AnyMessage]] = {}
         self._bare: set[str] = set()
 
-    def learn(self, instance: str, address: str) -> None:
+    def learn(self, instance: str, address: str, now: float) -> None:
         """D: the registry says where this P listens now."""
         link = self.links.get(instance)
         if link is None:
             self._make_room()
-            self.links[instance] = Link(instance, address)
+            self.links[instance] = Link(instance, address, last_heard=now)
         elif link.address != address:
             self._channel.forget(link.address)
             link.address = address
@@ -66,7 +66,7 @@ class PeerBook:
                 self._count("unknown_peer")
                 return None
             self._make_room()
-            link = self.links[frame.instance] = Link(frame.instance, event.address)
+            link = self.links[frame.instance] = Link(frame.instance, event.address, last_heard=now)
         verdict = link.judge(frame, self._epoch, now, self._settings.message_life_s)
         if verdict == lk.OLD_EPOCH:
             self._count("stale_epoch")
@@ -107,6 +107,12 @@ class PeerBook:
         data = wire.encode(link.frame(self._me, self._epoch, now, messages), self._secret)
         if link.stash_dropped > dropped:
             self._count("stash_dropped")
+        if len(data) > self._settings.max_frame_bytes and len(messages) > 1:
+            # Manifests of long prompts: together too long, and the same rooms would ask together again.
+            half = len(messages) // 2
+            self._send_frame(link, messages[:half], now)
+            self._send_frame(link, messages[half:], now)
+            return
         for m in messages:
             self._log("sent", link.instance, m)
         if len(data) > self._settings.max_frame_bytes:
@@ -114,10 +120,20 @@ class PeerBook:
         elif not self._channel.send(link.address, data):
             self._count("send_dropped")
 
+    def silent(self, since: float) -> list[tuple[str, int]]:
+        """(instance, epoch) of the links that nothing was heard of after ``since``."""
+        return [(link.instance, link.epoch) for link in self.links.values() if link.last_heard < since]
+
+    def forget(self, instance: str) -> None:
+        """The peer is a stranger from now on."""
+        link = self.links.pop(instance)
+        self._outbox.pop(instance, None)
+        self._bare.discard(instance)
+        self._channel.forget(link.address)
+        self._forgotten(instance, link.epoch)
+
     def _make_room(self) -> None:
         if len(self.links) < self._settings.max_peers:
             return
-        victim = min(self.links.values(), key=lambda link: link.last_heard)
         self._count("peers_evicted")
-        self._channel.forget(victim.address)
-        del self.links[victim.instance]
+        self.forget(min(self.links.values(), key=lambda link: link.last_heard).instance)

@@ -1,0 +1,284 @@
+"""The manager over ports of the test's own: what is bounded, refused, or given up, and what peers are told of it."""
+
+import pytest
+
+from pdjax.core.errors import PDError
+from pdjax.core.pools import Fingerprint, KVArgs, PoolTransferSpec, plan_parts
+from pdjax.core.settings import PDSettings
+from pdjax.engine.base import FirstToken, KVReady, Leg, Packed
+from pdjax.engine.manager import KVManager, Ports
+from pdjax.engine.ports import Entry, FrameIn, LookupDone, PullSettled
+
+POOL = PoolTransferSpec("kv", "kv", "uint64", (64, 4, 2), 2, 64)
+PRINT = Fingerprint(1, "m", "w", "uint64", 4, 2, 1, 1, "flat", "single", 0, 1, "j")
+SECONDS = 1_700_000_000
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+class Channel:
+    """Frames to the channel whose name is the address; a D's frames come from the D's own name."""
+
+    def __init__(self, wires, name, address=None):
+        self.wires, self.name, self.address = wires, name, address
+        self.inbox, self.sent_bytes, self.forgotten = [], [], []
+        wires[address or name] = self
+
+    def send(self, address, frame):
+        self.sent_bytes.append(len(frame))
+        other = self.wires.get(address)
+        if other is not None:
+            other.inbox.append(FrameIn(self.address or self.name, frame))
+        return other is not None
+
+    def receive(self):
+        got, self.inbox = self.inbox, []
+        return got
+
+    def wake(self):
+        pass
+
+    def forget(self, address):
+        self.forgotten.append(address)
+
+    def close(self):
+        pass
+
+
+class Transport:
+    """Nothing settles by itself."""
+
+    def __init__(self):
+        self.offers, self.pulls, self.dropped = {}, {}, []
+
+    def start(self, sink):
+        self.sink = sink
+
+    def offer(self, peer, uuid, packed):
+        self.offers[uuid] = peer
+
+    def address_for(self, peer):
+        return "127.0.0.1:1"
+
+    def withdraw(self, peer, uuid, life_s):
+        self.offers.pop(uuid, None)
+
+    def pull(self, peer, address, uuid, parts):
+        self.pulls[len(self.pulls) + 1] = (peer, parts)
+        return len(self.pulls)
+
+    def abandon(self, pull_id):
+        pass
+
+    def drop_peer(self, peer):
+        self.dropped.append(peer)
+        for pull_id, (owner, _) in self.pulls.items():
+            if owner == peer:
+                self.sink(PullSettled(pull_id))
+
+    def tick(self):
+        pass
+
+    def close(self, wait_s):
+        pass
+
+
+class Registry:
+    def __init__(self):
+        self.entries = ()
+
+    def start(self, sink):
+        self.sink = sink
+
+    def lookup(self, tag, host, port):
+        self.sink(LookupDone(tag, tuple(self.entries), {}, None))
+
+    def close(self):
+        pass
+
+
+class Runner:
+    def gather(self, pages):
+        parts = plan_parts([POOL], len(pages))
+        return Packed(parts, [object()] * len(parts))
+
+
+class World:
+    def __init__(self, **settings):
+        self.clock, self.wires, self.epochs = Clock(), {}, 0
+        self.settings = PDSettings(**settings)
+        self.p = self.manager("prefill", "p0", "127.0.0.1:7")
+
+    def manager(self, role, name, address=None):
+        self.epochs += 1
+        ports = Ports(Transport(), Channel(self.wires, name, address), Registry(), self.clock)
+        manager = KVManager(
+            KVArgs([POOL], 4, PRINT, name),
+            "",
+            role=role,
+            settings=self.settings,
+            ports=ports,
+            epoch=(SECONDS + self.epochs) << 32,
+            budget_bytes=1 << 30,
+        )
+        manager.register_runner(Runner())
+        if role == "decode":
+            ports.registry.entries = [Entry("p0", self.p.epoch, "127.0.0.1:7", "")]
+        return manager
+
+    def run(self, *managers, seconds=0.5, step_s=0.05):
+        for _ in range(round(seconds / step_s)):
+            for m in managers:
+                m.turn()
+            self.clock.now += step_s
+
+    def offer(self, room, n_pages=1):
+        """P's half up to kv_ready, as its scheduler does it."""
+        self.p.claim(leg(room, 4 * n_pages))
+        sender = self.p.create_sender(room)
+        assert sender.admit(64)
+        assert sender.send(list(range(1, n_pages + 1)), FirstToken(7))
+
+
+def leg(room, n_prompt=4):
+    return Leg(room, f"r{room}", "digest", n_prompt, "p", None)
+
+
+def refused(manager, room, **how):
+    with pytest.raises(PDError) as error:
+        manager.refuse(leg(room), **how) if how else manager.claim(leg(room))
+    return error.value.status, error.value.reason
+
+
+# ---------------------------------------------------------------- legs
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_a_second_leg_of_a_live_room_is_a_duplicate_whatever_else_is_wrong_with_it(role):
+    world = World(max_rooms=1)
+    m = world.manager(role, "x", "127.0.0.1:9" if role == "prefill" else None)
+    m.claim(leg(1))
+    assert refused(m, 1) == (400, "duplicate_room")  # although it is full
+    assert refused(m, 1, reason="bad_request") == (400, "duplicate_room")
+    assert refused(m, 2) == (503, "queue_full")
+    m.draining = True
+    assert refused(m, 1) == (400, "duplicate_room")
+    assert refused(m, 3) == (503, "draining")
+    assert refused(m, 4, reason="bad_request") == (400, "bad_request")
+    assert m.quiescent()["live_rooms"] == 1
+    assert "illegal" not in m.counters.counts
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_refused_legs_do_not_grow_the_table_beyond_its_bound(role):
+    world = World(max_tombstones=5)
+    m = world.manager(role, "x", "127.0.0.1:9" if role == "prefill" else None)
+    for room in range(5):
+        refused(m, room, reason="bad_request")
+    for room in range(5, 50):
+        assert refused(m, room) == (503, "queue_full")
+        refused(m, 100 + room, reason="bad_request")
+    assert len(m.rooms) == 5
+    assert m.counters.counts["legs_refused_queue_full"] == 90
+
+
+# ---------------------------------------------------------------- peers
+
+
+def test_p_forgets_a_decode_instance_that_came_back_under_another_name():
+    world = World()
+    for n in range(3):
+        d = world.manager("decode", f"d{n}")
+        d.claim(leg(n))
+        world.offer(n)
+        world.run(d, world.p)
+        assert any(isinstance(e, KVReady) for e in take(d, n)), f"d{n} got its ready"
+    assert set(world.p.peers.links) == {"d0", "d1", "d2"}
+    silence_s = world.settings.withdrawn_life_s
+    world.run(world.p, d, seconds=silence_s - 30, step_s=1.0)  # d2 goes on
+    assert set(world.p.peers.links) == {"d0", "d1", "d2"}
+    world.run(world.p, d, seconds=60, step_s=1.0)
+    assert set(world.p.peers.links) == {"d2"}
+    assert [peer.split(":")[0] for peer in world.p.ports.transport.dropped] == ["d0", "d1"]
+    assert world.p.counters.counts["peers_forgotten"] == 2
+
+
+def take(d, room):
+    d.create_receiver(room, "")
+    return d.take_events()
+
+
+def test_the_peer_that_makes_room_for_another_loses_its_transfer_server_too():
+    world = World(max_peers=2)
+    for n in range(4):
+        d = world.manager("decode", f"d{n}")
+        d.claim(leg(n))
+        world.run(d, world.p, seconds=0.2)
+    assert len(world.p.peers.links) == 2
+    assert [peer.split(":")[0] for peer in world.p.ports.transport.dropped] == ["d0", "d1"]
+
+
+# ---------------------------------------------------------------- frames
+
+
+def test_answers_that_are_too_long_for_one_frame_go_in_several():
+    world = World(max_frame_bytes=4096)
+    d = world.manager("decode", "d0")
+    for room in range(60):
+        world.offer(room)
+        d.claim(leg(room))
+    world.run(d, world.p, seconds=0.3)
+    receivers = [d.create_receiver(room, "") for room in range(60)]
+    assert len([e for e in d.take_events() if isinstance(e, KVReady)]) == len(receivers)
+    assert "frame_too_long" not in world.p.counters.counts
+    assert max(world.p.ports.channel.sent_bytes) <= 4096
+
+
+def test_what_one_bad_event_leaves_unread_is_read_in_the_next_turn(monkeypatch):
+    world = World()
+    d = world.manager("decode", "d0")
+    d.claim(leg(1))
+    world.run(d, world.p, seconds=0.2)
+    d.turn()
+    waiting = list(world.p.ports.channel.inbox)
+    if not waiting:
+        world.clock.now += 1.5
+        d.turn()
+    assert world.p.ports.channel.inbox, "a hello is on its way"
+    world.p.ports.channel.inbox.insert(0, FrameIn("bad", b""))
+    real = world.p._frame
+    monkeypatch.setattr(world.p, "_frame", lambda e: 1 / 0 if e.address == "bad" else real(e))
+    heard = world.p.peers.links["d0"].last_heard
+    with pytest.raises(ZeroDivisionError):
+        world.p.turn()
+    assert world.p.next_deadline() <= world.clock.now, "it does not sleep over what is left"
+    world.p.turn()
+    assert world.p.peers.links["d0"].last_heard > heard
+
+
+# ---------------------------------------------------------------- graveyard
+
+
+@pytest.mark.parametrize(("limit_bytes", "replaced"), [(1 << 20, 0), (200, 1)])
+def test_a_graveyard_over_its_bound_in_bytes_costs_that_peers_server(limit_bytes, replaced):
+    world = World(max_graveyard_bytes=limit_bytes)
+    d = world.manager("decode", "d0")
+    for room in range(2):  # 128 bytes each
+        world.offer(room)
+        d.claim(leg(room))
+    world.run(d, world.p, seconds=0.3)
+    receivers = [d.create_receiver(room, "") for room in range(2)]
+    assert all(r.receive([1]) for r in receivers)
+    d.turn()
+    for r in receivers:
+        r.abort()
+        d.turn()
+    assert d.counters.counts.get("servers_replaced", 0) == replaced
+    assert len(d.ports.transport.dropped) == replaced
+    d.turn()
+    assert d.quiescent()["pulls"] == (0 if replaced else 2)
