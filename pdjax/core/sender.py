@@ -167,6 +167,7 @@ class SenderRoom(Room):
         assert ev.msg is not None
         admissible = self.settings.gated and not self.peer  # it waited for this hello, not for budget (V11)
         self.peer, self.peer_epoch, self.attempt = ev.peer, ev.epoch, ev.msg.attempt
+        self.timers.pop("bootstrap", None)  # D is there: from here the lease says whether it stays
         lease = self._arm("lease", now, self.settings.lease_s)
         return [lease, BudgetFreed(self.room, 0)] if admissible else [lease]
 

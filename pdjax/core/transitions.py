@@ -130,7 +130,7 @@ EFFECTS: Final[dict[str, str]] = {
     # sender
     "remember_early": "keep the hello or abort for a leg that is late (bounded)",
     "forget_early": "drop what was kept for a late leg",
-    "bind": "this D and attempt have the room; the lease runs",
+    "bind": "this D and attempt have the room; the lease runs, the bootstrap timer stops",
     "bind_early": "bind to the D whose hello came early",
     "renew": "the lease starts again",
     "say_unknown": "answer unknown",
