@@ -259,12 +259,8 @@ class World:
             record = pr.room_of(self.node(state, d), room)
             if record is None or record[pr.R_CANDIDATES]:  # a further look-up adds nothing: the epochs stay
                 continue
-            lives = [
-                [life for life in range(1, self.node(state, p)[pr.LIFE] + 1)][
-                    -2 if self.config.stale_registry else -1 :
-                ]
-                for p in self.config.prefills
-            ]
+            newest = -2 if self.config.stale_registry else -1
+            lives = [list(range(1, self.node(state, p)[pr.LIFE] + 1))[newest:] for p in self.config.prefills]
             for choice in _product(lives):
                 found = tuple(
                     (p, self.ps.epoch(p, life)) for p, life in zip(self.config.prefills, choice, strict=True)
