@@ -18,6 +18,7 @@ import xxhash
 LIVE = frozenset({"Bootstrapping", "WaitingForInput", "Transferring"})
 ENDED = frozenset({"Success", "Failed"})
 WIRE = frozenset({"hello", "abort", "done", "unknown", "pending", "ready", "failed", "done_ack"})
+LOOK_MS = 10.0
 STEP_MS = 50.0  # τ of protocol §7: one loop turn of the driver
 Life = tuple[str, str]  # node, epoch
 
@@ -103,7 +104,8 @@ class Offer:
 class Property:
     """Subclasses name themselves, say their sentence and bound, and hear the events of ``hears``.
 
-    ``hears``: event names; "transition" is every decision of the table. ``instants``: wants ``on_instant``.
+    ``hears``: event names; "transition" is every decision of the table. ``instants``: wants ``on_instant`` after every
+    event that wrote a line; ``sampled``: wants ``on_sample`` every LOOK_MS.
     """
 
     name: ClassVar[str] = ""
@@ -111,6 +113,7 @@ class Property:
     bound: ClassVar[str] = "at every step"
     hears: ClassVar[tuple[str, ...]] = ()
     instants: ClassVar[bool] = False
+    sampled: ClassVar[bool] = False
 
     def __init__(self, ctx: Context) -> None:
         self.ctx = ctx
@@ -122,7 +125,10 @@ class Property:
         """An event of ``hears``. track: the room's record on that node, for lines about a room."""
 
     def on_instant(self) -> None:
-        """After everything of one instant."""
+        """After everything of one event, if it wrote a line."""
+
+    def on_sample(self) -> None:
+        """Now and then."""
 
     def at_end(self) -> None:
         """The world has healed and is quiet."""
@@ -179,7 +185,9 @@ class Context:
         return self.world.nodes[name].manager.settings
 
     def stopped(self, name: str) -> bool:
-        return bool(getattr(self.world.nodes.get(name), "stopped", False))
+        """The process stands still, or stood still a moment ago and is reading its inbox."""
+        until = self.world.net._frozen_until.get(name, 0.0)
+        return bool(until * 1000 + STEP_MS > self.now)
 
     def life_of(self, node: Any) -> LifeTrack | None:
         return self.lives.get((node.name, str(node.manager.epoch)))

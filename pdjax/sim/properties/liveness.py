@@ -150,17 +150,15 @@ class V3(Property):
     name = "V3"
     sentence = "timers fire with a full pool, with no traffic and with a paused engine"
     bound = "τ after they are due"
-    instants = True
+    sampled = True
 
-    def on_instant(self) -> None:
-        now_s = self.ctx.now / 1000
-        for node in self.ctx.world.nodes.values():
+    def on_sample(self) -> None:
+        due_s = (self.ctx.now - STEP_MS - SLACK_MS) / 1000
+        for node in self.ctx.nodes():
             timers = node.manager._timers
-            if timers and timers[0][0] < now_s - (STEP_MS + SLACK_MS) / 1000 and node.alive:
-                if self.ctx.stopped(node.name) or self.ctx.stops.get(node.name + "!", -1e9) > self.ctx.now:
-                    continue
+            if timers and timers[0][0] < due_s and not self.ctx.stopped(node.name):
                 self.breach(
-                    f"{node.name}: its {timers[0][2][0]} timer is overdue since {timers[0][0] * 1000:g} ms"
+                    f"{node.name}: a {timers[0][2][0]} timer is overdue since {timers[0][0] * 1000:g} ms"
                 )
 
 
@@ -196,15 +194,16 @@ class V5(Property):
     name = "V5"
     sentence = "the loop of a node waits for no peer, registry, transfer or compile"
     bound = "τ: what has arrived is taken within one turn"
-    instants = True
+    sampled = True
 
     def __init__(self, ctx: Any) -> None:
         super().__init__(ctx)
         self.since: dict[str, float] = {}
 
-    def on_instant(self) -> None:
+    def on_sample(self) -> None:
         for name, node in self.ctx.world.nodes.items():
-            if not node.alive or not (node.manager._inbox or node.manager._pending):
+            manager = node.manager
+            if not node.alive or not (manager._inbox or manager._pending or manager._arrived):
                 if name in self.since:
                     del self.since[name]
             elif self.ctx.stopped(name):
@@ -217,24 +216,22 @@ class V6(Property):
     name = "V6"
     sentence = "a living instance is listed, a dead or replaced one leaves"
     bound = "T_m = TTL + heartbeat + R"
-    hears = ("started",)
+    hears = ("born",)
 
     def on_line(self, line: dict[str, Any], track: Track | None) -> None:
         name, epoch = line["node"], line["epoch"]
-        if name[0] not in "pd":
-            return
 
         def check() -> None:
             node = self.ctx.node(name, epoch)
             bound_ms = self._bound_ms(name)
-            if node is None or getattr(node, "draining", False):
+            if node is None or node.manager.draining:
                 return
             if self.ctx.now - max(self.ctx.disturbed_ms, line["t"]) < bound_ms or self.ctx.stopped(name):
                 self.ctx.at(self.ctx.now + bound_ms, check)
             elif not self._listed(name, epoch):
                 self.breach(f"{name} lives and is not listed")
 
-        self.ctx.at(line["t"] + 1.0, lambda: self.ctx.at(line["t"] + self._bound_ms(name), check))
+        self.ctx.at(line["t"] + self._bound_ms(name), check)
 
     def _bound_ms(self, name: str) -> float:
         s = self.ctx.settings(name)
@@ -341,9 +338,10 @@ class V10(Property):
             there = self.ctx.other_side(track)
             lease_ms = self.ctx.settings(track.node).lease_s * 1000
             calm = self.ctx.disturbed_ms < line["t"] - 2 * lease_ms
-            if calm and there is not None and there.live and there.peer == track.node:
-                if there.attempt == track.attempt and not self.ctx.stopped(there.node):
-                    self.breach(f"{track}: its lease ended under {there}, which lives", line)
+            if there is None or not calm or self.ctx.stopped(there.node):
+                return
+            if there.live and there.peer == track.node and there.attempt == track.attempt:
+                self.breach(f"{track}: its lease ended under {there}, which lives", line)
         elif line["event"] == "expire_transfer":
             settings = self.ctx.settings(track.node)
             if track.before != "Transferring" or self.ctx.now - track.ready_ms < 0:
@@ -357,15 +355,15 @@ class V11(Property):
     name = "V11"
     sentence = "no wake-up is lost: who could go on does"
     bound = "τ after the resource is free"
-    instants = True
+    sampled = True
 
     def __init__(self, ctx: Any) -> None:
         super().__init__(ctx)
         self.since: dict[str, tuple[Any, float]] = {}
 
-    def on_instant(self) -> None:
+    def on_sample(self) -> None:
         for name, node in self.ctx.world.nodes.items():
-            seq = self._could(node) if node.alive and not self.ctx.stopped(name) else None
+            seq = self._could(node) if self._runs(node) else None
             if seq is None:
                 if name in self.since:
                     del self.since[name]
@@ -375,6 +373,10 @@ class V11(Property):
                 self.since[name] = (seq, self.ctx.now)
             elif self.ctx.now - known[1] > 2 * STEP_MS:
                 self.breach(f"{name}: room {seq.req.room} could have gone on since {known[1]:g} ms")
+
+    def _runs(self, node: Any) -> bool:
+        """Its scheduler is between two device calls, where it looks at its queues."""
+        return bool(node.alive) and not node._busy and not self.ctx.stopped(node.name)
 
     @staticmethod
     def _could(node: Any) -> Any | None:

@@ -13,6 +13,7 @@ from typing import Any
 from pdjax.sim.properties import liveness, safety
 from pdjax.sim.properties.base import (
     ENDED,
+    LOOK_MS,
     Context,
     LifeTrack,
     Offer,
@@ -49,6 +50,10 @@ class Monitor:
                 self._hears.setdefault(event, []).append(prop.on_line)
         self._every = self._hears.pop("transition", [])
         self._instants = [p.on_instant for p in self.properties if p.instants]
+        self._samples = [p.on_sample for p in self.properties if p.sampled]
+        self._next_look = 0.0
+        self._rules: Any = None
+        self._frozen: dict[str, float] = {}
         self._known: dict[str, Any] = {}
         self._look = True
         self.attach()
@@ -87,17 +92,23 @@ class Monitor:
 
     def on_instant(self, world: Any = None) -> None:
         ctx = self.ctx
-        ctx.now = ctx.world.net.clock() * 1000
+        net = ctx.world.net
+        ctx.now = net.clock() * 1000
         if self._look:
             self.attach()
+        if net._frozen_until or net._cut_until:
+            self._faults(net)
         if ctx.deadlines and ctx.deadlines[0][0] <= ctx.now:
             ctx.run_deadlines()
-        for check in self._instants:
-            check()
-        if ctx.touched:
-            ctx.touched.clear()
         if ctx.dirty:
+            for check in self._instants:
+                check()
+            ctx.touched.clear()
             ctx.dirty.clear()
+        if ctx.now >= self._next_look:
+            self._next_look = ctx.now + LOOK_MS
+            for check in self._samples:
+                check()
 
     def at_end(self, world: Any = None) -> None:
         ctx = self.ctx
@@ -162,6 +173,41 @@ class Monitor:
             if self._known.get(name) is not node:
                 self._known[name] = node
                 self._watch_transport(node)
+                born = {
+                    "node": name,
+                    "epoch": str(node.manager.epoch),
+                    "t": self.ctx.world.net.clock() * 1000,
+                }
+                for hear in self._hears.get("born", ()):
+                    hear({**born, "event": "born"}, None)
+        self._watch_messages()
+
+    def _watch_messages(self) -> None:
+        """A rule that drops, delays, changes or doubles a frame disturbs what depends on messages."""
+        net, ctx = self.ctx.world.net, self.ctx
+        rules = net.frame_rules
+        if rules is None or rules is self._rules:
+            return
+
+        def watched(src: str, dst: str, frame: bytes) -> Any:
+            copies = rules(src, dst, frame)
+            if len(copies) != 1 or copies[0].by_s or copies[0].frame != frame:
+                ctx.disturbed_ms = net.clock() * 1000
+            return copies
+
+        self._rules = net.frame_rules = watched
+
+    def _faults(self, net: Any) -> None:
+        """Stopped processes and cut links: how long each stood still, and that messages are disturbed now."""
+        now_s = net.clock()
+        for name, until in net._frozen_until.items():
+            known = self._frozen.get(name, 0.0)
+            if until > max(known, now_s):
+                self.ctx.stops[name] = self.ctx.stops.get(name, 0.0) + (until - max(known, now_s)) * 1000
+                self._frozen[name] = until
+        latest = max([*net._frozen_until.values(), *net._cut_until.values()], default=0.0)
+        if latest > now_s:
+            self.ctx.disturbed_ms = now_s * 1000
 
     def _watch_transport(self, node: Any) -> None:
         ctx, transport, life = self.ctx, node.transport, f"{node.name}@{node.manager.epoch}"

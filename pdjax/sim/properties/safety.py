@@ -5,7 +5,7 @@ Each is one class with its sentence. Must never be derived from the table: the r
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from pdjax.sim.properties.base import ENDED, WIRE, Property, Track, digest_of
 
@@ -65,7 +65,7 @@ class S2(Property):
     name = "S2"
     sentence = "D decodes a room only after every expected part of this attempt is scattered into this attempt's pages"
     hears = ("start", "landed", "scattered", "first_token")
-    AFTER = {"start": "", "landed": "start", "scattered": "landed"}
+    AFTER: ClassVar[dict[str, str]] = {"start": "", "landed": "start", "scattered": "landed"}
 
     def on_line(self, line: dict[str, Any], track: Track | None) -> None:
         if track is None or track.role != "receiver":
@@ -447,7 +447,18 @@ class S18(Property):
     name = "S18"
     sentence = "a message handled twice changes what it changes once"
     hears = ("transition",)
-    ONCE = frozenset("reserve free_budget to_limbo register note_ready start_pull deliver bind_peer".split())
+    ONCE = frozenset(
+        [
+            "reserve",
+            "free_budget",
+            "to_limbo",
+            "register",
+            "note_ready",
+            "start_pull",
+            "deliver",
+            "bind_peer",
+        ]
+    )
 
     def on_line(self, line: dict[str, Any], track: Track | None) -> None:
         if track is None:
