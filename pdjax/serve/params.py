@@ -7,7 +7,6 @@ change the answer is refused, never ignored; its neutral value passes. Nothing h
 from __future__ import annotations
 
 import hashlib
-import math
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from pdjax.serve.errors import bad
 ROOM_MAX = (1 << 63) - 1
 UINT64 = (1 << 64) - 1
 MAX_RID_CHARS = 512
+MAX_TEMPERATURE = 1e30  # as good as uniform, and a float32 holds it
 MAX_HOST_CHARS = 255
 
 # Values that mean "not used": they pass. Anything else would change the answer and is refused with the name.
@@ -121,12 +121,10 @@ def temperature(body: Mapping[str, Any], where: str = "") -> float:
     value = body.get("temperature")
     if value is None:
         return 1.0
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, (int, float))
-        or not (math.isfinite(value) and value >= 0)
-    ):
-        raise bad(f"{where}temperature", "must be a number of at least 0 (0 is greedy)")
+    # Compared, not converted: an integer of 400 digits is no float.
+    known = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not (known and 0 <= value <= MAX_TEMPERATURE):
+        raise bad(f"{where}temperature", f"must be a number in [0, {MAX_TEMPERATURE:g}] (0 is greedy)")
     return float(value)
 
 

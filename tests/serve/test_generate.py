@@ -230,6 +230,7 @@ def test_wrong_bodies_are_400_before_anything_is_taken(shared, body, names_it, s
         ("max_new_tokens", 1.0),
         ("max_new_tokens", True),
         ("temperature", -0.1),
+        ("temperature", 10**400),
         ("temperature", "0"),
         ("temperature", True),
         ("sampling_seed", 1.5),
