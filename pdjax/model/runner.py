@@ -306,9 +306,10 @@ def _context(settings: RunnerSettings, max_position: int) -> int:
 
 def _use_compilation_cache(directory: str) -> None:
     """Keep every compiled program in ``directory``, small and fast ones too. Process-wide, as JAX has it."""
-    if jax.config.read("jax_compilation_cache_dir") != directory:
+    setting = "jax_compilation_cache_dir"
+    if getattr(jax.config, setting) != directory:
         compilation_cache.reset_cache()  # one that was opened elsewhere before would stay in use
     update: Any = jax.config.update
-    update("jax_compilation_cache_dir", directory)
+    update(setting, directory)
     update("jax_persistent_cache_min_compile_time_secs", 0.0)
     update("jax_persistent_cache_min_entry_size_bytes", -1)

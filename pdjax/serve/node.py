@@ -85,8 +85,9 @@ def load(args: ServeArgs) -> Model:
     runner = JaxRunner(loaded, settings)
     name = args.served_model_name or args.model
     info = {
-        "model_path": args.model,
-        "tokenizer_path": args.model,
+        # The directory, not the name: the rust router looks for the tokenizer there, and else far away.
+        "model_path": str(directory),
+        "tokenizer_path": str(directory),
         "model_type": "llama",
         "architectures": list(ARCHITECTURES),
         "page_size": args.page_size,
