@@ -138,6 +138,12 @@ def plan_parts(pools: Sequence[PoolTransferSpec], n_pages: int) -> tuple[Part, .
     return tuple(parts)
 
 
+def carries(parts: Sequence[Part], pools: Sequence[PoolTransferSpec], n_pages: int) -> bool:
+    """Whether these are, checksums aside, exactly the parts that carry n_pages (set equality, S7)."""
+    stated = {msgspec.structs.replace(part, checksum=0) for part in parts}
+    return len(stated) == len(parts) and stated == set(plan_parts(pools, n_pages))
+
+
 def packed_bytes(pools: Sequence[PoolTransferSpec], n_pages: int) -> int:
     """Bytes that a hand-off of n_pages keeps registered: what P's budget is charged."""
     return sum(p.nbytes for p in plan_parts(pools, n_pages))
