@@ -5,9 +5,11 @@ Only serve reads flags and the environment (design §2). Must never import JAX: 
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
+from pathlib import Path
 from typing import Any, Literal
 
 from pdjax.core.errors import ConfigError
@@ -15,6 +17,7 @@ from pdjax.core.settings import PDSettings
 from pdjax.engine.bootstrap.registry import DEFAULT_PORT
 
 WILDCARDS = ("0.0.0.0", "::", "")
+MAX_ID_CHARS = 100  # of an instance, in every frame (core.wire.Short) and in the routing id of its socket
 D2H_VARIABLE = "TPU_ENABLE_D2H_TRANSFER"
 
 
@@ -57,6 +60,16 @@ class ServeArgs:
     )
     bootstrap_port: int = arg("disaggregation-bootstrap-port", "port of the registry", DEFAULT_PORT)
     with_bootstrap: bool = arg("with-bootstrap", "P: run the registry inside this process", False)
+    port_base: int = arg(
+        "disaggregation-port-base",
+        "P: side channel on this port, one pair of ports after it for each decode instance (0: the kernel chooses)",
+        0,
+    )
+    secret_file: str = arg(
+        "disaggregation-secret-file",
+        "its content keys every side-channel frame; the same on all instances (empty: checksums only)",
+        "",
+    )
     trace: str = arg(
         "disaggregation-trace",
         "file that every event of the hand-off is appended to, or a directory for one file a process",
@@ -73,6 +86,20 @@ class ServeArgs:
     def at_registry(self, host: str, port: int) -> ServeArgs:
         """The same with the registry's real address, once it is bound."""
         return replace(self, bootstrap_host=host, bootstrap_port=port)
+
+    def secret(self) -> bytes:
+        """The key of the side channel, b"" without one. Raises ConfigError."""
+        if not self.secret_file:
+            return b""
+        try:
+            content = Path(self.secret_file).read_bytes().strip()
+        except OSError as error:
+            raise ConfigError(f"--disaggregation-secret-file {self.secret_file}: {error.strerror}") from None
+        if not content:
+            raise ConfigError(
+                f"--disaggregation-secret-file {self.secret_file}: is empty; write a secret into it"
+            )
+        return hashlib.blake2b(content).digest()
 
     def check(self, environ: Mapping[str, str] = os.environ) -> None:
         """Raises ConfigError with one line that says what to change."""
@@ -99,6 +126,10 @@ class ServeArgs:
 
     def _check_mode(self) -> None:
         mode = self.disaggregation_mode
+        if len(self.instance_id) > MAX_ID_CHARS:
+            raise ConfigError(
+                f"--instance-id: has {len(self.instance_id)} characters, at most {MAX_ID_CHARS} fit"
+            )
         if self.with_bootstrap and mode != "prefill":
             raise ConfigError(
                 f"--with-bootstrap with --disaggregation-mode {mode}: only prefill runs the registry; "
@@ -113,6 +144,16 @@ class ServeArgs:
         if self.host in WILDCARDS:
             raise ConfigError(
                 f"--host {self.host or repr('')}: peers cannot reach it; give this machine's own address"
+            )
+        self.secret()
+        if self.port_base and mode != "prefill":
+            raise ConfigError(
+                "--disaggregation-port-base with --disaggregation-mode decode: only prefill instances listen; drop it"
+            )
+        if self.port_base and not 1024 <= self.port_base < 65536 - 2 * self.settings.max_peers:
+            raise ConfigError(
+                f"--disaggregation-port-base {self.port_base}: needs 1 + 2 × disaggregation-max-peers ports "
+                "from 1024 up and below 65536; lower one of them"
             )
         if self.with_bootstrap and self.bootstrap_host:
             raise ConfigError("--with-bootstrap and --disaggregation-bootstrap-host: choose one")

@@ -30,7 +30,7 @@ from pdjax.engine.bootstrap.server import HTTPBootstrapServer
 from pdjax.engine.jax_transfer.channel import ZmqSideChannel
 from pdjax.engine.jax_transfer.manager import JaxTransferKVManager
 from pdjax.engine.jax_transfer.process import leave, prepare_process
-from pdjax.engine.jax_transfer.servers import TRANSFER_SIZE
+from pdjax.engine.jax_transfer.servers import TRANSFER_SIZE, TRANSPORT_ADDRESSES
 from pdjax.engine.jax_transfer.transport import JaxTransferKVEngine
 from pdjax.engine.manager import Ports
 from pdjax.model.checkpoint import fingerprint, load_model
@@ -50,9 +50,9 @@ from pdjax.serve.ready import print_ready
 
 log = logging.getLogger(__name__)
 
-TRANSPORT_ADDRESSES = 1
 CLOSE_WAIT_S = 1.0  # facts/peer-servers §9: enough for a pull in flight, short enough for an operator
 LOADED_POLL_S = 0.2
+STOP_POLL_S = 0.01
 IDLE_WAIT_S = 5.0  # a wake ends it; this only bounds a lost one
 
 
@@ -147,11 +147,16 @@ class Node:
         kv = KVArgs(pools, args.page_size, prints, self.instance_id, serving_url)
         clock = time.monotonic
         channel = (
-            ZmqSideChannel.bind(args.host, 0, settings=settings)
+            ZmqSideChannel.bind(args.host, args.port_base, settings=settings)
             if self.role == "prefill"
             else ZmqSideChannel.dealer(f"{self.instance_id}:{self.epoch:x}", settings=settings)
         )
-        self.transport = JaxTransferKVEngine(settings, host=args.host, verify=args.verify)
+        self.transport = JaxTransferKVEngine(
+            settings,
+            host=args.host,
+            port_base=args.port_base + 1 if args.port_base else None,
+            verify=args.verify,
+        )
         self.registry = HttpRegistryClient(
             args.bootstrap_host or None,
             args.bootstrap_port,
@@ -167,6 +172,7 @@ class Node:
             ports=Ports(self.transport, channel, self.registry, clock),
             epoch=self.epoch,
             budget_bytes=settings.unpulled_budget_bytes or pool_bytes // 4,
+            secret=args.secret(),
             log=EventLog(self.instance_id, self.epoch, clock, self._open_trace()),
             on_event=self._wake.set,
         )
@@ -233,13 +239,18 @@ class Node:
         )
         log.info("compiled %d programs in %.1f s", n, time.monotonic() - began)
 
+    def drain(self) -> None:
+        """Refuse new legs from now on; what runs goes on."""
+        if self.manager is not None:
+            self.manager.draining = True
+
     def stop(self) -> None:
         """Abort what runs, tell the peers, end the threads in order."""
+        self.drain()
         self.scheduler.abort_all()
-        self._wake.set()
         deadline = time.monotonic() + CLOSE_WAIT_S
-        while self.scheduler.stats().get("running", 0) and time.monotonic() < deadline:
-            time.sleep(0.01)
+        while self._thread.is_alive() and self._n_requests() and time.monotonic() < deadline:
+            self._stopping.wait(STOP_POLL_S)
         self._stopping.set()
         self._wake.set()
         self._thread.join(CLOSE_WAIT_S)
@@ -283,13 +294,15 @@ class Node:
         elif rid is not None:
             self.scheduler.abort(rid)
 
+    def _n_requests(self) -> int:
+        """Requests in any queue."""
+        return sum(_in_queues(self.scheduler.stats()))
+
     def info(self) -> Mapping[str, Any]:
         stats = self.scheduler.stats()
-        waiting = sum(
-            stats.get(q, 0) for q in ("queued", "waiting", "budget_queue", "bootstrapping", "page_queue")
-        )
+        running, waiting = _in_queues(stats)
         info: dict[str, Any] = {
-            "num_running": sum(stats.get(q, 0) for q in ("running", "prefilling", "in_flight")),
+            "num_running": running,
             "num_waiting": waiting,
             "num_tokens": stats["used_pages"] * self.args.page_size,
             **stats,
@@ -317,8 +330,13 @@ class Node:
         return None
 
     def flush_cache(self) -> bool:
-        stats = self.scheduler.stats()
-        return not any(stats.get(q, 0) for q in ("queued", "waiting", "running", "prefilling", "in_flight"))
+        return self._n_requests() == 0
+
+
+def _in_queues(stats: Mapping[str, int]) -> tuple[int, int]:
+    """Requests that own pages or a row, and requests that wait, of any role (``queued`` counts every waiting queue)."""
+    running = sum(stats.get(q, 0) for q in ("running", "prefilling", "in_flight"))
+    return running, stats["queued"]
 
 
 def run_server(args: ServeArgs) -> int:
@@ -353,6 +371,11 @@ def run_server(args: ServeArgs) -> int:
         if not http.alive:
             log.error("the HTTP server has ended")
             break
+        dead = node.failed()
+        if dead is not None:  # nobody would end the requests that wait here (V1): leave, and be started again
+            log.error("this process ends: %s", dead)
+            break
+    node.drain()
     http.stop()
     node.stop()
     if bootstrap is not None:

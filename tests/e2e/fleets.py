@@ -21,7 +21,9 @@ class Deployment(Fleet):
 
     def __init__(self, logs: pathlib.Path, model="tiny", *extra: str, **plan):
         logs.mkdir(parents=True, exist_ok=True)
-        options = ("--disaggregation-trace", str(logs), "--disaggregation-verify", "all", *extra)
+        (logs / "secret").write_text("of the test\n")
+        options = ("--disaggregation-trace", str(logs), "--disaggregation-verify", "all")
+        options += ("--disaggregation-secret-file", str(logs / "secret"), *extra)
         self.logs = logs
         self.output: list[str] = []
         super().__init__(Plan(model, extra=options, **{"router": "none", **plan}), forward=self.output.append)

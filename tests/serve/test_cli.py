@@ -95,6 +95,17 @@ def test_rfc_flags(node):
         ("--model m --disaggregation-mode decode --disaggregation-bootstrap-port 0", "free port"),
         ("--model m --disaggregation-mode decode --disaggregation-lease 5", "must be < lease = 5"),
         ("--model m --disaggregation-mode decode --disaggregation-max-rooms 0", "disaggregation-max-rooms"),
+        ("--model m --disaggregation-mode decode --disaggregation-port-base 9000", "only prefill"),
+        (
+            "--model m --disaggregation-mode prefill --with-bootstrap --disaggregation-port-base 80",
+            "from 1024",
+        ),
+        (
+            "--model m --disaggregation-mode prefill --with-bootstrap --disaggregation-port-base 65100",
+            "below 65536",
+        ),
+        ("--model m --disaggregation-mode decode --disaggregation-secret-file /nowhere/s", "No such file"),
+        (f"--model m --instance-id {'x' * 101}", "at most 100"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_2(node, capsys, options, says):
@@ -113,6 +124,18 @@ def test_staging_is_refused_not_ignored(node, capsys, monkeypatch):
     assert D2H_VARIABLE in complaint(capsys)
     monkeypatch.setenv(D2H_VARIABLE, "0")
     assert cli.run(["serve", "--model", "m"]) == 0
+
+
+def test_the_secret_is_what_the_file_holds_without_its_last_newline(tmp_path):
+    def key(content):
+        (tmp_path / "secret").write_bytes(content)
+        return ServeArgs("m", secret_file=str(tmp_path / "secret")).secret()
+
+    assert ServeArgs("m").secret() == b""
+    assert key(b"one\n") == key(b"one") != key(b"two")
+    assert key(b"x" * 64 + b"a") != key(b"x" * 64 + b"b"), "every byte of a long one counts"
+    with pytest.raises(ConfigError, match="is empty"):
+        key(b"\n")
 
 
 def test_an_error_of_the_node_is_one_line(node, capsys):
