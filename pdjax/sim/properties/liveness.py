@@ -9,9 +9,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from pdjax.sim.properties.base import ENDED, STEP_MS, Property, Track
+from pdjax.sim.properties.base import ENDED, STEP_MS, Context, Property, Track
 
 SLACK_MS = 5.0  # rounding of the log, and the turn in which a due timer fires
+
+
+def listed(ctx: Context, name: str, epoch: str) -> bool:
+    """A look-up made now would find this life. Reads the table without sweeping it."""
+    registry = ctx.world.net.registry
+    if registry is None:
+        return False
+    return any(
+        key.instance_id == name
+        and str(held.seat.epoch) == epoch
+        and ctx.now / 1000 - held.heard <= registry.ttl_s + SLACK_MS / 1000
+        for key, held in registry._held.items()
+    )
 
 
 class V1(Property):
@@ -228,7 +241,7 @@ class V6(Property):
                 return
             if self.ctx.now - max(self.ctx.disturbed_ms, line["t"]) < bound_ms or self.ctx.stopped(name):
                 self.ctx.at(self.ctx.now + bound_ms, check)
-            elif not self._listed(name, epoch):
+            elif not listed(self.ctx, name, epoch):
                 self.breach(f"{name} lives and is not listed")
 
         self.ctx.at(line["t"] + self._bound_ms(name), check)
@@ -237,15 +250,9 @@ class V6(Property):
         s = self.ctx.settings(name)
         return float(s.heartbeat_ttl_s + s.heartbeat_interval_s + s.answer_bound_s) * 1000
 
-    def _listed(self, name: str, epoch: str) -> bool:
-        registry = self.ctx.world.net.registry
-        role = "prefill" if name.startswith("p") else "decode"
-        listed = registry.list(role, registry._now) if registry is not None else ()
-        return any(s.seat.key.instance_id == name and str(s.seat.epoch) == epoch for s in listed)
-
     def at_end(self) -> None:
         for node in self.ctx.nodes():
-            if not getattr(node, "draining", False) and not self._listed(node.name, str(node.manager.epoch)):
+            if not node.manager.draining and not listed(self.ctx, node.name, str(node.manager.epoch)):
                 self.breach(f"{node.name} lives and is not listed at the end")
 
 
@@ -401,28 +408,32 @@ class V12(Property):
     name = "V12"
     sentence = "after drain nothing is accepted, what runs ends, and the registration is removed"
     bound = "T_drain = request"
-    hears = ("draining", "leg")
+    hears = ("leg",)
+    sampled = True
 
-    def __init__(self, ctx: Any) -> None:
+    def __init__(self, ctx: Context) -> None:
         super().__init__(ctx)
         self.since: dict[tuple[str, str], float] = {}
 
     def on_line(self, line: dict[str, Any], track: Track | None) -> None:
-        key = (line["node"], line["epoch"])
-        if line["event"] == "leg":
-            if key in self.since and line["from"] == "Absent" and line["to"] == "Bootstrapping":
+        if line["from"] == "Absent" and line["to"] == "Bootstrapping":
+            node = self.ctx.node(line["node"], line["epoch"])
+            if node is not None and node.manager.draining:
                 self.breach(f"{track}: accepted while draining", line)
-            return
-        self.since[key] = line["t"]
-        settings = self.ctx.settings(line["node"])
-        due = line["t"] + settings.request_timeout_s * 1000 + STEP_MS
 
-        def check() -> None:
-            node = self.ctx.node(*key)
-            if node is not None and node.manager.n_live and not self.ctx.stopped(key[0]):
-                self.breach(f"{key[0]}: {node.manager.n_live} rooms live after the drain")
-
-        self.ctx.at(due, check)
+    def on_sample(self) -> None:
+        for node in self.ctx.nodes():
+            if not node.manager.draining:
+                continue
+            key = (node.name, str(node.manager.epoch))
+            since = self.since.setdefault(key, self.ctx.now)
+            if self.ctx.stopped(node.name):
+                self.since[key] = self.ctx.now
+            elif self.ctx.now - since > node.manager.settings.request_timeout_s * 1000 + STEP_MS:
+                if node.manager.n_live:
+                    self.breach(f"{node.name}: {node.manager.n_live} rooms live after the drain")
+                elif listed(self.ctx, *key) and self.ctx.now - self.ctx.disturbed_ms > STEP_MS:
+                    self.breach(f"{node.name}: still listed after the drain")
 
 
 PROPERTIES: tuple[type[Property], ...] = (V1, V2, V3, V4, V5, V6, V7, V8, V9, V10, V11, V12)

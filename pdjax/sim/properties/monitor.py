@@ -173,14 +173,13 @@ class Monitor:
             if self._known.get(name) is not node:
                 self._known[name] = node
                 self._watch_transport(node)
-                born = {
-                    "node": name,
-                    "epoch": str(node.manager.epoch),
-                    "t": self.ctx.world.net.clock() * 1000,
-                }
-                for hear in self._hears.get("born", ()):
-                    hear({**born, "event": "born"}, None)
+                self._tell({"node": name, "epoch": str(node.manager.epoch), "event": "born"})
         self._watch_messages()
+
+    def _tell(self, seen: dict[str, Any]) -> None:
+        """What no line of the log says: a node is born, a registration is asked for."""
+        for hear in self._hears.get(seen["event"], ()):
+            hear({**seen, "t": self.ctx.world.net.clock() * 1000}, None)
 
     def _watch_messages(self) -> None:
         """A rule that drops, delays, changes or doubles a frame disturbs what depends on messages."""
@@ -216,6 +215,7 @@ class Monitor:
 
         def watched_offer(peer: str, uuid: int, packed: Any) -> None:
             room = next((r for r, t in node.manager.sender.rooms.items() if t.uuid == uuid), -1)
+            self._tell({"node": node.name, "event": "offer", "uuid": str(uuid), "room": room})
             ctx.offers.setdefault(
                 uuid, Offer(node.name, str(node.manager.epoch), room, peer, packed, digest_of(packed))
             )

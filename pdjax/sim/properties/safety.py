@@ -256,7 +256,7 @@ class S7(Property):
 class S8(Property):
     name = "S8"
     sentence = "ids survive every hop and are unique among live and retired attempts; a duplicate is refused"
-    hears = ("registered", "leg", "request")
+    hears = ("offer", "registered", "leg", "request")
 
     def __init__(self, ctx: Any) -> None:
         super().__init__(ctx)
@@ -268,10 +268,12 @@ class S8(Property):
         if event == "request":
             self.rooms.add(int(line["room"]))
             return
-        if event == "registered":
+        if event == "offer":
             if line["uuid"] in self.registered:
                 self.breach(f"uuid {line['uuid']} was registered twice", line)
             self.registered.add(line["uuid"])
+            return
+        if event == "registered":
             if track is not None:
                 track.uuid = line["uuid"]
             return

@@ -73,10 +73,10 @@ class Sometimes:
                 n = self._sent[key] = self._sent.get(key, 0) + 1
                 if n == SENT_ONCE + 1:
                     self._met(f"{line['message']}_lost_and_repeated")
-        elif event == "draining":
-            self._met("drained")
-        elif event == "servers_replaced":
-            self._met("graveyard_emptied_by_timer")
+        elif event == "evicted":
+            node = self.ctx.world.nodes.get(line.get("instance", ""))
+            if node is not None and node.manager.draining:
+                self._met("drained")
 
     # ---------------------------------------------------------------- events of the table
 
@@ -108,6 +108,12 @@ class Sometimes:
             self._met("late_done")
 
     def _pull_settled(self, line: dict[str, Any], track: Track) -> None:
+        node = self.ctx.node(track.node, track.epoch)
+        if node is not None and "servers_replaced" in node.manager.counters.counts:
+            timeout_ms = node.manager.settings.graveyard_timeout_s * 1000
+            if line["t"] - track.ended_ms >= timeout_ms:
+                self._met("graveyard_emptied_by_timer")
+                return
         self._met("pull_settled_after_the_end")
 
     def _start(self, line: dict[str, Any], track: Track) -> None:

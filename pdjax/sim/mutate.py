@@ -1,0 +1,363 @@
+"""Mutants: the protocol made wrong on purpose, one way at a time, to see that a named property notices.
+
+A mutant is a changed table (a row deleted, retargeted, without an effect or without a condition) or one of the
+written-out mistakes of other systems. It is run in a fixed set of worlds until some S or V property is violated.
+What no property notices survives, is listed, and is argued in docs/mutation.md. Must never leave a patch behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from pdjax.core import transitions as t
+
+Patch = Callable[[], contextlib.AbstractContextManager[None]]
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """name: stable, of the row's own words. patch: applies it while the context is open. row: index, or -1."""
+
+    name: str
+    what: str
+    patch: Patch
+    row: int = -1
+
+
+@contextlib.contextmanager
+def rows_replaced(rows: list[t.Row]) -> Iterator[None]:
+    """The whole program runs this table meanwhile. ValueError: the rows make no table."""
+    old_rows, old_compiled = list(t.ROWS), t.COMPILED
+    compiled = t.compile_rows(rows)
+    try:
+        t.ROWS[:] = rows
+        t.COMPILED = compiled  # type: ignore[misc]
+        yield
+    finally:
+        t.ROWS[:] = old_rows
+        t.COMPILED = old_compiled  # type: ignore[misc]
+
+
+def _with_row(index: int, row: t.Row | None) -> Patch:
+    """The table with one row changed; a deleted row becomes what its cell would be without it, and keeps its index."""
+    rows = list(t.ROWS)
+    if row is None:
+        return lambda: _deleted(rows, index)
+    rows[index] = row
+    return lambda: rows_replaced(rows)
+
+
+@contextlib.contextmanager
+def _deleted(rows: list[t.Row], index: int) -> Iterator[None]:
+    with rows_replaced(rows[:index] + rows[index + 1 :]):
+        yield
+
+
+def label(index: int, row: t.Row | None = None) -> str:
+    """A row in few words: role, states, event, conditions."""
+    row = row or t.ROWS[index]
+    when = "+".join(row.when)
+    return f"{row.role} {row.states} {row.event.replace(' ', ',')}{f' [{when}]' if when else ''}"
+
+
+def row_mutants() -> list[Mutant]:
+    """Every row: deleted; moved to each plausible other state; each effect and each condition stripped."""
+    out: list[Mutant] = []
+    for i, row in enumerate(t.ROWS):
+        name = label(i)
+        out.append(Mutant(f"{name}: deleted", "the row is gone", _with_row(i, None), i))
+        for target in _targets(row):
+            changed = dataclasses.replace(row, to=target)
+            out.append(
+                Mutant(f"{name}: to {target}", f"goes to {target}, not {row.to}", _with_row(i, changed), i)
+            )
+        for k, effect in enumerate(row.effects):
+            changed = dataclasses.replace(row, effects=row.effects[:k] + row.effects[k + 1 :])
+            out.append(Mutant(f"{name}: without {effect}", f"does not {effect}", _with_row(i, changed), i))
+        for k, condition in enumerate(row.when):
+            changed = dataclasses.replace(row, when=row.when[:k] + row.when[k + 1 :])
+            out.append(
+                Mutant(f"{name}: not asking {condition}", "the condition is gone", _with_row(i, changed), i)
+            )
+    return [m for m in out if _makes_a_table(m)]
+
+
+def _targets(row: t.Row) -> list[str]:
+    if row.to == "=":
+        return ["F"] if set(row.states) & set("BWT") else []
+    return ["="] if row.to != "N" else []
+
+
+def _makes_a_table(mutant: Mutant) -> bool:
+    """A stripped condition may leave a row that none can reach: that is no mutant, it is another row's deletion."""
+    try:
+        with mutant.patch():
+            return True
+    except ValueError:
+        return False
+
+
+# ---------------------------------------------------------------- written-out mistakes
+
+
+def _rows_where(change: Callable[[t.Row], t.Row | None]) -> Patch:
+    """Every row through ``change``; None deletes."""
+    rows = [new for row in t.ROWS if (new := change(row)) is not None]
+    return lambda: rows_replaced(rows)
+
+
+def _swap(old: str, new: str, where: Callable[[t.Row], bool]) -> Patch:
+    """Effects of some rows: old becomes new ("": nothing)."""
+
+    def change(row: t.Row) -> t.Row:
+        if not where(row):
+            return row
+        effects = tuple(e for x in row.effects for e in ((new,) if x == old else (x,)) if e)
+        return dataclasses.replace(row, effects=effects)
+
+    return _rows_where(change)
+
+
+@contextlib.contextmanager
+def _attribute(owner: Any, name: str, value: Any) -> Iterator[None]:
+    old = owner.__dict__[name]
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, old)
+
+
+@contextlib.contextmanager
+def _table_entry(owner: Any, table: str, name: str, value: Any) -> Iterator[None]:
+    """A condition or an effect of a room class, replaced in its dispatch table."""
+    entries = getattr(owner, table)
+    old = entries[name]
+    entries[name] = value
+    try:
+        yield
+    finally:
+        entries[name] = old
+
+
+def _free_on_send() -> Patch:
+    return _swap("register", "", lambda r: False) if False else _rows_where(_freed_at_kv_ready)
+
+
+def _freed_at_kv_ready(row: t.Row) -> t.Row:
+    if row.role == t.SENDER and row.event == "kv_ready":
+        return dataclasses.replace(row, effects=(*row.effects, "free_budget"))
+    return row
+
+
+def mistakes() -> list[Mutant]:
+    """The protocol mistakes that public incidents are made of."""
+    from pdjax.core import link
+    from pdjax.core.receiver import ReceiverRoom, ReceiverSide
+    from pdjax.core.room import Room
+    from pdjax.core.sender import SenderRoom
+    from pdjax.engine.driver import Driver
+    from pdjax.sched.decode import SchedulerDisaggregationDecodeMixin as D
+
+    def no_epoch_check() -> contextlib.AbstractContextManager[None]:
+        judge = link.Link.judge
+
+        def trusting(self: link.Link, frame: Any, my_epoch: int, now: float, life_s: float) -> str:
+            verdict = judge(self, frame, my_epoch, now, life_s)
+            return link.OK if verdict in (link.OLD_EPOCH, link.TOO_OLD) else verdict
+
+        return _attribute(link.Link, "judge", trusting)
+
+    def no_attempt_check() -> contextlib.AbstractContextManager[None]:
+        def handle(self: Any, room: int, ev: Any, now: float, leg: Any = None) -> Any:
+            self.now = now
+            record = self.rooms.get(room)
+            if record is None:
+                record = ReceiverRoom(room, self)
+                if leg is not None:
+                    record.digest, record.n_tokens = leg.digest, leg.n_prompt
+            effects, line = record.handle(ev, now)
+            if record.state != t.ABSENT:
+                self.rooms[room] = record
+            elif self.rooms.get(room) is record:
+                del self.rooms[room]
+            return effects, line
+
+        return _attribute(ReceiverSide, "handle", handle)
+
+    def count_instead_of_set() -> contextlib.AbstractContextManager[None]:
+        done = Driver._pull_done
+
+        def counted(self: Any, room: int, event: Any, start: Any) -> None:
+            errors = (None,) * len(event.errors)
+            arrays = tuple(
+                a if a is not None else _like(p) for a, p in zip(event.arrays, start.parts, strict=True)
+            )
+            done(self, room, dataclasses.replace(event, errors=errors, arrays=arrays), start)
+
+        return _attribute(Driver, "_pull_done", counted)
+
+    def page_queue_by_intake() -> contextlib.AbstractContextManager[None]:
+        take_in = D._page_head
+
+        def by_serial(self: Any, now_s: float) -> Any:
+            first = min(self.page_queue, key=lambda seq: seq.serial, default=None)
+            if first is not None and first is not self.page_queue.head():
+                others = [s for s in self.page_queue if s is not first]
+                for seq in others:
+                    self.page_queue.remove(seq)
+                    self.page_queue.push(seq)
+            return take_in(self, now_s)
+
+        return _attribute(D, "_page_head", by_serial)
+
+    def abort_said_once() -> contextlib.AbstractContextManager[None]:
+        def once(self: Any, ev: Any, now: float) -> Any:
+            self.notices = {k: n for k, n in self.notices.items() if n.kind != "abort"}
+            return self._arm_notice()
+
+        return _table_entry(ReceiverRoom, "_effects", "repeat_notice", once)
+
+    def tombstone_forgotten() -> contextlib.AbstractContextManager[None]:
+        def bury(self: Any, ev: Any, now: float) -> Any:
+            for kind in ("request", "bootstrap", "lease", "transfer", "hello"):
+                self.timers.pop(kind, None)
+            return self._arm("tombstone", now, 0.05)
+
+        stack = contextlib.ExitStack()
+        for side in (SenderRoom, ReceiverRoom):
+            stack.enter_context(_table_entry(side, "_effects", "bury", bury))
+        return stack
+
+    def done_before_scatter() -> contextlib.AbstractContextManager[None]:
+        rows = [
+            dataclasses.replace(r, effects=("deliver", "notice_done"))
+            if (r.role, r.event) == (t.RECEIVER, "landed")
+            else r
+            for r in t.ROWS
+        ]
+        return rows_replaced(rows)
+
+    def quiet_always() -> contextlib.AbstractContextManager[None]:
+        abort = ReceiverRoom._abort
+
+        def said(self: Any, uuid: int) -> Any:
+            import msgspec
+
+            return msgspec.structs.replace(abort(self, uuid), quiet=True)
+
+        return _attribute(ReceiverRoom, "_abort", said)
+
+    def lease_not_renewed() -> contextlib.AbstractContextManager[None]:
+        hello = ReceiverRoom._effects["say_hello"]
+
+        def mute(self: Any, ev: Any, now: float) -> Any:
+            if self.bound and self.state == t.LETTERS["W"]:
+                return self._arm("hello", now, self.settings.renew_s)
+            return hello(self, ev, now)
+
+        return _table_entry(ReceiverRoom, "_effects", "say_hello", mute)
+
+    sender_t = (t.SENDER, "T")
+    return [
+        Mutant("free on send", "P's budget is free once the KV is offered", _free_on_send()),
+        Mutant("no epoch check", "messages of an older life and of any age act", no_epoch_check),
+        Mutant("no attempt check", "D's record takes messages of another attempt", no_attempt_check),
+        Mutant("done before scatter", "D says done when the parts have landed", done_before_scatter),
+        Mutant(
+            "release on abort while landing",
+            "P frees the bytes on an abort that is not quiet",
+            _swap("to_limbo", "free_budget", lambda r: (r.role, r.states) == sender_t and r.event == "abort"),
+        ),
+        Mutant(
+            "lease not renewed while queued", "D says no hello while it waits for pages", lease_not_renewed
+        ),
+        Mutant("tombstone forgotten", "an ended room is forgotten at once", tombstone_forgotten),
+        Mutant(
+            "count instead of set", "D counts parts that have ended, right or wrong", count_instead_of_set
+        ),
+        Mutant("budget freed without quiet", "P believes every abort to be quiet", quiet_always),
+        Mutant(
+            "page queue by intake", "D gives pages in the order of legs, not of ready", page_queue_by_intake
+        ),
+        Mutant("abort said once", "D's abort is not repeated", abort_said_once),
+        Mutant(
+            "answer to an echo",
+            "D answers failed(echo 1) with its abort",
+            _rows_where(
+                lambda r: (
+                    dataclasses.replace(r, effects=("notice_again",))
+                    if (r.role, r.states, r.event) == (t.RECEIVER, "F", "failed") and "noticed" in r.when
+                    else r
+                )
+            ),
+        ),
+        Mutant(
+            "non-quiet abort answered at once",
+            "F answers every failed(echo 0) with its abort (docs/decisions/0002)",
+            _rows_where(
+                lambda r: (
+                    dataclasses.replace(r, effects=("notice_again",))
+                    if (r.role, r.states, r.event, r.when) == (t.RECEIVER, "F", "failed", ("!echo",))
+                    else r
+                )
+            ),
+        ),
+        Mutant(
+            "no failed push",
+            "P tells nobody that it has failed",
+            _swap("say_failed", "", lambda r: r.role == t.SENDER and r.event != "hello"),
+        ),
+        Mutant(
+            "limbo without a timer",
+            "bytes in limbo wait for D's word for ever",
+            lambda: _table_entry(SenderRoom, "_effects", "to_limbo", _limbo_without_timer),
+        ),
+        Mutant(
+            "pages at intake",
+            "D takes pages when the request comes, not when the KV is ready",
+            lambda: _attribute(D, "_create_recv_queue", _pages_at_intake(D._create_recv_queue)),
+        ),
+        Mutant(
+            "a deadline of the peer's clock",
+            "a timer is set from a time that the peer's clock gave",
+            lambda: _attribute(Room, "_arm", _foreign_arm(Room._arm)),
+        ),
+    ]
+
+
+def _like(part: Any) -> Any:
+    import numpy as np
+
+    return np.zeros(part.shape, part.dtype)
+
+
+def _limbo_without_timer(self: Any, ev: Any, now: float) -> None:
+    from pdjax.core.sender import Limbo, LimboKey
+
+    key = LimboKey(self.room, self.peer, self.attempt)
+    self.side.limbo[key] = Limbo(self.peer_epoch, self.uuid, self.charged_bytes, float("inf"))
+    self.charged_bytes = 0
+
+
+def _pages_at_intake(original: Callable[..., None]) -> Callable[..., None]:
+    def create(self: Any, seq: Any) -> None:
+        original(self, seq)
+        if seq.queue is self.bootstrapping and not seq.has_pages:
+            self._take_pages(seq)
+
+    return create
+
+
+def _foreign_arm(original: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda self, kind, now, delay_s: original(
+        self, kind, now + (1e6 if kind == "lease" else 0.0), delay_s
+    )
+
+
+def all_mutants() -> list[Mutant]:
+    return [*mistakes(), *row_mutants()]
