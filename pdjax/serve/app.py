@@ -6,6 +6,7 @@ Must never be wrapped in a middleware, and must never answer a fault of the clie
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -124,16 +125,10 @@ def _add_info(app: FastAPI, desk: Desk) -> None:
 
     @app.get("/metrics")
     async def metrics() -> Response:
-        """Every number of info() as a gauge: names are those of /server_info."""
-        numbers = {
-            **engine.info(),
-            **{f"http_{name}": n for name, n in desk.counters.items()},
-            "http_live": desk.live(),
-        }
+        """Every number of info() as a gauge, named as in /server_info; one of a table is ``table_name``."""
+        found = {**engine.info(), "http": {**desk.counters, "live": desk.live()}}
         lines = [
-            f"# TYPE pdjax_{name} gauge\npdjax_{name} {value}\n"
-            for name, value in sorted(numbers.items())
-            if isinstance(value, (int, float)) and not isinstance(value, bool)
+            f"# TYPE pdjax_{name} gauge\npdjax_{name} {value}\n" for name, value in sorted(_numbers(found))
         ]
         return PlainTextResponse("".join(lines), media_type="text/plain; version=0.0.4")
 
@@ -148,6 +143,15 @@ def _add_info(app: FastAPI, desk: Desk) -> None:
             "num_tokens": info["num_tokens"],
         }
         return JsonAnswer([load])
+
+
+def _numbers(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, int | float]]:
+    """(name, value) of every number, also of tables inside; texts and flags are left out."""
+    for name, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _numbers(value, f"{prefix}{name}_")
+        elif isinstance(value, (int, float)) and not isinstance(value, bool):
+            yield f"{prefix}{name}", value
 
 
 def _add_control(app: FastAPI, desk: Desk, limits: HttpLimits) -> None:

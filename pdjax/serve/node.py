@@ -117,6 +117,7 @@ class Node:
         self._dead: str | None = None
         self._trace: IO[bytes] | None = None
         self.manager: JaxTransferKVManager | None = None
+        self.channel: ZmqSideChannel | None = None
         self.registry: HttpRegistryClient | None = None
         self.transport: JaxTransferKVEngine | None = None
         if self.role != "null":
@@ -146,7 +147,7 @@ class Node:
         )
         kv = KVArgs(pools, args.page_size, prints, self.instance_id, serving_url)
         clock = time.monotonic
-        channel = (
+        channel = self.channel = (
             ZmqSideChannel.bind(args.host, args.port_base, settings=settings)
             if self.role == "prefill"
             else ZmqSideChannel.dealer(f"{self.instance_id}:{self.epoch:x}", settings=settings)
@@ -312,7 +313,15 @@ class Node:
             info["counters"] = dict(self.manager.counters.counts)
             info["event_log_error"] = self.manager.log.error
             info["driver_longest_turn_s"] = round(self.manager.longest_turn_s, 4)
-            info["transport"] = self.transport.counters() if self.transport else {}
+        if self.transport is not None:
+            info["transport"] = self.transport.counters()
+        if self.channel is not None:
+            info["channel"] = self.channel.counters.as_dict()
+        if self.registry is not None:
+            member = self.registry.membership
+            info["registry"] = {**self.registry.counters, "compatible_peers": member.compatible or 0}
+            info["registry_error"] = member.error
+            info["rejected_peers"] = dict(member.rejected or {})
         return info
 
     def ready(self) -> bool:

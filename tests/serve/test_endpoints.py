@@ -42,13 +42,14 @@ def test_load(shared):
 
 def test_metrics_are_numbers_only(serve):
     server = serve()
-    server.engine.info = lambda: {"num_running": 3, "rate": 0.5, "held": {"a": 1}, "ok": True}
+    server.engine.info = lambda: {"num_running": 3, "rate": 0.5, "held": {"a": 1, "why": "x"}, "ok": True}
     server.post("/generate", {"text": "x"})
     lines = server.http.get("/metrics").text.splitlines()
     values = dict(line.split() for line in lines if not line.startswith("#"))
     assert values == {
         "pdjax_num_running": "3",
         "pdjax_rate": "0.5",
+        "pdjax_held_a": "1",
         "pdjax_http_accepted": "1",
         "pdjax_http_finished": "1",
         "pdjax_http_live": "0",
