@@ -92,14 +92,14 @@ class Node:
     def __init__(
         self, net: SimNet, spec: NodeSpec, *, epoch: int, timing: Timing, write: Callable[[bytes], object],
         tap: Callable[[dict[str, Any]], None] | None = None, listed: bool = True,
-        after: Callable[[Node], None] = lambda node: None,
+        after: Callable[[Node], None], on_raise: Callable[[str, Exception], None],
     ) -> None:  # fmt: skip
         self.net, self.spec, self.name, self.role, self.epoch = net, spec, spec.name, spec.role, epoch
         self.settings, self.timing = spec.settings, timing
         self._loop_s = max(timing.loop / 1000, GAP_S)
-        self._after = after
+        self._after, self._on_raise = after, on_raise
         self.alive = True
-        self.draining = False
+        self.draining = self.left = False
         self.clients: dict[int, Client] = {}  # room → the newest leg for it
         self.closing: dict[int, None] = {}  # rooms that have ended and are not yet free
         self._driver: Event | None = None
@@ -173,7 +173,10 @@ class Node:
             self._drive_at(until + GAP_S)
             return
         manager = self.manager
-        manager.turn()
+        try:
+            manager.turn()
+        except Exception as error:
+            self._on_raise(self.name, error)
         self._drive_at(max(manager.next_deadline(), self.net.clock() + self._loop_s))
         self._after(self)
 
@@ -198,7 +201,11 @@ class Node:
             self._step_by(until + GAP_S)
             return
         scheduler = self.scheduler
-        worked = scheduler.host_work()
+        try:
+            worked = scheduler.host_work()
+        except Exception as error:
+            worked = True
+            self._on_raise(self.name, error)
         cost_s = self._device_cost_s()
         if cost_s is not None:
             self._busy = True
@@ -233,7 +240,10 @@ class Node:
             self.net.at(until + GAP_S, self._device_work, ("device", self.name))
             return
         self._busy = False
-        self.scheduler.device_work()
+        try:
+            self.scheduler.device_work()
+        except Exception as error:
+            self._on_raise(self.name, error)
         self._step_by(self.net.clock() + self._loop_s)
         self._after(self)
 
@@ -310,4 +320,8 @@ class Node:
         found["requests"] = sum(len(queue) for queue in self.scheduler._queues())
         return {k: v for k, v in found.items() if v}
 
-    pages_taken = 0  # by a ``pages`` step
+    @property
+    def stopped(self) -> bool:
+        return self.net.frozen(self.name) > 0
+
+    pages_taken = page_holds = 0  # by ``pages`` steps

@@ -34,7 +34,7 @@ class World:
         self, n_prefill: int = 1, n_decode: int = 1, *, settings: PDSettings | None = None, page_size: int = 4,
         num_pages: int = 64, eos_ids: frozenset[int] = frozenset(), budget_bytes: int = 1 << 20,
         weights: dict[str, str] | None = None, specs: Sequence[NodeSpec] = (), timing: Timing | None = None,
-        seed: int = 0, choices: Iterable[Name] = (),
+        seed: int = 0, choices: Iterable[Name] = (), clock_offset_s: dict[str, float] | None = None,
     ) -> None:  # fmt: skip
         timing = timing or Timing()
         self.timing = timing
@@ -54,16 +54,22 @@ class World:
         self.taps: list[Callable[[dict[str, Any]], None]] = []
         self.rows: dict[int, None] = {}  # rows of the table that were reached
         self.requests: dict[str, Any] = {}
-        self.clock_offset_s: dict[str, float] = {}
+        self.clock_offset_s = clock_offset_s or {}
+        self.early_lines: list[dict[str, Any]] = []  # written before anybody could watch
         self.instants: list[Callable[[], None]] = []  # after every event
+        self.on_crash: list[Callable[[str], None]] = []
         self._lives = 0
         self._logs: dict[str, EventLog] = {}
         self._ttl_s = next(iter(self.specs.values())).settings.heartbeat_ttl_s
         self.net.registry = Registry(self._ttl_s)
         self.net.on_member = lambda event, instance: self.log(REGISTRY).line(event, instance=instance)
         self.nodes: dict[str, Node] = {}
+        # What a driver or a scheduler raised: its thread would be dead (S11). The default lets it through.
+        self.on_raise: Callable[[str, BaseException], None] | None = None
+        self.taps.append(self.early_lines.append)
         for name in self.specs:
             self.nodes[name] = self._make(name, listed=True)
+        self.taps.clear()
 
     @property
     def now(self) -> float:
@@ -86,13 +92,19 @@ class World:
         for tap in self.taps:
             tap(line)
 
+    def _raised(self, node: str, error: Exception) -> None:
+        if self.on_raise is None:
+            raise error
+        self.on_raise(node, error)
+
     def _after(self, node: Node) -> None:
         """A driver or scheduler has run: which of its ended rooms are free now?"""
         for room in [r for r in node.closing if node.room_is_free(r)]:
             del node.closing[room]
             node.manager.log.line("released", room)
-        if node.draining and not node.registry.closed and not node.manager.n_live and node.scheduler.idle():
-            node.draining = False
+        if node.draining and not node.left and not node.manager.n_live and node.scheduler.idle():
+            node.left = True
+            node.manager.log.line("left")
             node.registry.leave()
 
     # ---------------------------------------------------------------- processes
@@ -104,7 +116,7 @@ class World:
         epoch = make_epoch(wall_s, self.net.rng.getrandbits(32))
         return Node(
             self.net, self.specs[name], epoch=epoch, timing=self.timing, write=self.lines.append, tap=self._tap,
-            listed=listed, after=self._after,
+            listed=listed, after=self._after, on_raise=self._raised,
         )  # fmt: skip
 
     def crash(self, name: str) -> None:
@@ -119,6 +131,8 @@ class World:
             node.crash()
             for client in node.clients.values():
                 client.on_end = client.on_tokens = lambda: None
+            for told in self.on_crash:
+                told(name)
 
     def restart(self, name: str) -> Node | None:
         """A new life on the same addresses, with a new epoch and empty memory."""
@@ -131,6 +145,12 @@ class World:
         node = self.nodes[name] = self._make(name, listed=False)
         node.manager.log.line("restarted")
         return node
+
+    def drain(self, name: str) -> None:
+        """Admit nothing more, finish, leave."""
+        node = self.nodes[name]
+        node.manager.log.line("draining")
+        node.drain()
 
     def settings_of(self, name: str) -> PDSettings:
         return self.specs[name].settings

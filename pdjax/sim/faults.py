@@ -1,0 +1,492 @@
+"""What the steps of a trace do to a world: when each fires, and what each action means (trace-format).
+
+A fault names its target and is skipped when there is none, so that deleting a step never changes what another means.
+Must never change a server's code or state but through what the step says.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from pdjax.core import wire
+from pdjax.core.link import Link
+from pdjax.core.pools import Manifest
+from pdjax.engine.bootstrap.registry import BadRegistration
+from pdjax.sim.loop import Name
+from pdjax.sim.net import REGISTRY, Copy
+from pdjax.sim.node import Node
+from pdjax.sim.router import SIDES, Router
+from pdjax.sim.trace_file import EMITTERS, On, Step, Trace
+from pdjax.sim.transport import Pull
+from pdjax.sim.world import World
+
+INJECTED = "injected by the trace"
+STOLEN_TOKEN = 1 << 62  # owner of the pages that a ``pages`` step holds
+
+
+class Injected(RuntimeError):
+    """The error that an ``error`` step raises."""
+
+
+@dataclass
+class _Wait:
+    step: Step
+    left: int
+
+
+@dataclass
+class Rule:
+    """A message or transfer rule that is in force. seen: matches so far; used: how often it acted."""
+
+    step: Step
+    seen: int = 0
+    used: int = 0
+
+    def turn(self) -> bool:
+        """One more match: does the rule act on it?"""
+        value = self.step.value
+        self.seen += 1
+        times = value.get("times", 1)
+        if self.seen < value.get("nth", 1) or (times is not None and self.used >= times):
+            return False
+        self.used += 1
+        return True
+
+
+@dataclass
+class Scenario:
+    """The steps of one trace at work. fired: index → True when the action found its target."""
+
+    world: World
+    router: Router
+    trace: Trace
+    fired: dict[int, bool] = field(default_factory=dict)
+    pending: int = 0  # timed steps that have not fired
+    last_s: float = 0.0
+    _waiting: dict[str, list[_Wait]] = field(default_factory=dict)
+    _due: list[Step] = field(default_factory=list)
+    _messages: list[Rule] = field(default_factory=list)
+    _transfers: list[Rule] = field(default_factory=list)
+    _counts: dict[tuple[str, Any], int] = field(default_factory=dict)
+    _last_frame: bytes = b""
+    _last_decoded: tuple[wire.AnyMessage, ...] = ()
+
+    def __post_init__(self) -> None:
+        self._requests = {s.value["rid"]: s.value for s in self.trace.steps if s.action == "request"}
+        self.world.net.frame_name = self._frame_name
+        self.world.taps.append(self._line)
+        self.world.instants.insert(0, self._after_event)
+        by_time: dict[float, list[Step]] = {}
+        for step in self.trace.steps:
+            if step.on is not None:
+                self._waiting.setdefault(step.on.event, []).append(_Wait(step, step.nth))
+            else:
+                by_time.setdefault(step.at or 0.0, []).append(step)
+        self.pending = sum(map(len, by_time.values()))
+        for at_ms, steps in by_time.items():
+            if at_ms == 0:
+                self._perform_all(steps)
+            else:
+                name = ("steps", *(s.index for s in steps))
+                self.world.net.at(at_ms / 1000, lambda s=steps: self._perform_all(s), name)  # type: ignore[misc]
+
+    # ---------------------------------------------------------------- triggers
+
+    def _line(self, line: dict[str, Any]) -> None:
+        waiting = self._waiting.get(line["event"])
+        if not waiting or ("role" in line and line["event"] == "failed") or "kind" in line:
+            return
+        for wait in list(waiting):
+            if self._matches(wait.step.on, line):
+                wait.left -= 1
+                if wait.left == 0:
+                    waiting.remove(wait)
+                    self._trigger(wait.step)
+
+    @staticmethod
+    def _matches(on: On | None, line: Mapping[str, Any]) -> bool:
+        assert on is not None
+        return (
+            (on.room is None or ("room" in line and int(line["room"]) == on.room))
+            and (not on.node or on.node in (line["node"], line.get("instance")))
+            and (not on.message or line.get("message") == on.message)
+            and line["node"][0] in EMITTERS[on.event]
+        )
+
+    def _trigger(self, step: Step) -> None:
+        if step.after:
+            self.pending += 1
+            self.world.net.after(step.after / 1000, lambda: self._perform_all([step]), ("steps", step.index))
+        else:
+            self.pending += 1
+            self._due.append(step)
+
+    def _after_event(self) -> None:
+        """Steps that waited for what has just happened act before anything else does."""
+        while self._due:
+            due, self._due = self._due, []
+            self._perform_all(due)
+
+    def _perform_all(self, steps: list[Step]) -> None:
+        for step in steps:
+            self.pending -= 1
+            self.last_s = self.world.now
+            worked = getattr(self, f"_{step.action}")(step, step.value)
+            self.fired[step.index] = worked is not False
+            if step.action != "request":
+                self.world.log("sim").line(
+                    "step",
+                    step=step.index,
+                    action=step.action,
+                    **({} if worked is not False else {"skipped": True}),
+                )
+
+    # ---------------------------------------------------------------- requests
+
+    def _request(self, step: Step, value: Mapping[str, Any]) -> None:
+        self.router.request(value, self._requests)
+
+    def _abort(self, step: Step, value: Mapping[str, Any]) -> bool:
+        return self.router.abort(value["rid"], tuple(value.get("to", SIDES)))
+
+    def _disconnect(self, step: Step, value: Mapping[str, Any]) -> bool:
+        return self.router.disconnect(value["rid"], tuple(value.get("to", SIDES)))
+
+    # ---------------------------------------------------------------- messages
+
+    def _decoded(self, frame: bytes) -> tuple[wire.AnyMessage, ...]:
+        if frame is not self._last_frame:
+            decoded = wire.decode(frame, max_frame_bytes=1 << 62)
+            self._last_frame = frame
+            self._last_decoded = decoded.messages if isinstance(decoded, wire.Frame) else ()
+        return self._last_decoded
+
+    def _frame_name(self, src: str, dst: str, frame: bytes) -> Name:
+        messages = self._decoded(frame)
+        if messages:
+            kind = wire.EVENT_OF[type(messages[0])]
+            room: Any = messages[0].room if messages[0].room < 1 << 53 else str(messages[0].room)
+        else:
+            kind, room = "stamp", f"{src}-{dst}"
+        n = self._counts[kind, room] = self._counts.get((kind, room), 0) + 1
+        return "deliver", kind, room, n
+
+    def _message(self, step: Step, value: Mapping[str, Any]) -> None:
+        self._messages.append(Rule(step))
+        self.world.net.frame_rules = self._ruled_frame
+
+    def _ruled_frame(self, src: str, dst: str, frame: bytes) -> list[Copy]:
+        messages = self._decoded(frame)
+        stay: list[wire.AnyMessage] = []
+        copies: list[Copy] = []
+        for m in messages:
+            rule = self._rule_for(src, dst, m)
+            if rule is None:
+                stay.append(m)
+                continue
+            value = rule.step.value
+            alone, by_s, do = self._repack(frame, [m]), value.get("by", 0) / 1000, value["do"]
+            self.world.log("sim").line(
+                "hit", m.room, step=rule.step.index, do=do, message=wire.EVENT_OF[type(m)]
+            )
+            if do == "duplicate":
+                stay.append(m)
+                copies.append(Copy(alone, by_s, alone=True))
+            elif do == "delay":
+                copies.append(Copy(alone, by_s, alone=True))
+            elif do == "corrupt":
+                copies.append(Copy(alone[:-1] + bytes([alone[-1] ^ 1])))
+        if len(stay) == len(messages):
+            return [Copy(frame), *copies]
+        return ([Copy(self._repack(frame, stay))] if stay else []) + copies
+
+    def _rule_for(self, src: str, dst: str, m: wire.AnyMessage) -> Rule | None:
+        """The first rule whose turn it is; the others only count the message."""
+        found = None
+        for rule in self._messages:
+            match = rule.step.value["match"]
+            if (
+                match.get("type", wire.EVENT_OF[type(m)]) == wire.EVENT_OF[type(m)]
+                and match.get("room", m.room) == m.room
+                and match.get("from", src) == src
+                and match.get("to", dst) == dst
+            ):
+                if found is not None:
+                    rule.seen += 1
+                elif rule.turn():
+                    found = rule
+        return found
+
+    @staticmethod
+    def _repack(frame: bytes, messages: list[wire.AnyMessage]) -> bytes:
+        decoded = wire.decode(frame, max_frame_bytes=1 << 62)
+        assert isinstance(decoded, wire.Frame)
+        return wire.encode(msgspec.structs.replace(decoded, messages=tuple(messages)))
+
+    # ---------------------------------------------------------------- transfers
+
+    def _transfer(self, step: Step, value: Mapping[str, Any]) -> None:
+        self._transfers.append(Rule(step))
+        self.world.net.part_rules = self._ruled_pull
+
+    def _ruled_pull(
+        self, pull: Pull, uuid: int
+    ) -> Callable[[int, Any], tuple[Any, str | None, float | None]] | None:
+        assert pull.server is not None
+        src, dst = pull.server.owner.node, pull.owner.node
+        receiver = self.world.nodes[dst].manager.receiver
+        room = next(
+            (r.room for r in receiver.rooms.values() if r.manifest is not None and r.manifest.uuid == uuid),
+            -1,
+        )
+        acting = []
+        for rule in self._transfers:
+            match = rule.step.value["match"]
+            if (
+                match.get("room", room) == room
+                and match.get("from", src) == src
+                and match.get("to", dst) == dst
+                and match.get("part", 0) < len(pull.parts)
+                and rule.turn()
+            ):
+                acting.append(rule)
+                self.world.log("sim").line(
+                    "hit", room, step=rule.step.index, do=rule.step.value["do"], uuid=str(uuid)
+                )
+        if not acting:
+            return None
+
+        def fate(i: int, array: Any) -> tuple[Any, str | None, float | None]:
+            extra = 0.0
+            for rule in acting:
+                value = rule.step.value
+                if value["match"].get("part", i) != i:
+                    continue
+                do = value["do"]
+                if do == "hang":
+                    return array, None, None
+                if do == "fail":
+                    return None, INJECTED, extra
+                if do == "corrupt":
+                    array = array.copy()
+                    array.reshape(-1).view(np.uint8)[0] ^= 1
+                elif do == "truncate":
+                    array = array.reshape(-1)[:-1]
+                else:
+                    extra += value["by"] / 1000
+            return array, None, extra
+
+        return fate
+
+    # ---------------------------------------------------------------- frames that nobody sent
+
+    def _inject(self, step: Step, value: Mapping[str, Any]) -> bool:
+        if value["to"] == REGISTRY:
+            return self._inject_registry(bytes.fromhex(value["bytes"]))
+        to = self.world.nodes[value["to"]]
+        if not to.alive:
+            return False
+        source = self.world.nodes[value["from"]] if "from" in value else None
+        if "bytes" in value:
+            frame = bytes.fromhex(value["bytes"])
+        else:
+            assert source is not None
+            frame = forged_frame(source, to, value["message"])
+        if source is not None and (source.role == "prefill") != (to.role == "prefill"):
+            sender = source.channel.address or source.channel.name
+        elif to.role == "prefill":
+            sender = "stranger@1"
+        else:
+            first_p = next(n for n in self.world.nodes.values() if n.role == "prefill")
+            sender = first_p.channel.address or ""
+        to.channel.take(sender, frame)
+        return True
+
+    def _inject_registry(self, data: bytes) -> bool:
+        registry = self.world.net.registry
+        if registry is None:
+            return False
+        try:
+            registry.register({"garbage": data.hex()}, self.world.now)
+        except BadRegistration as error:
+            self.world.log(REGISTRY).line("refused", detail=str(error))
+        return True
+
+    # ---------------------------------------------------------------- work that raises
+
+    def _error(self, step: Step, value: Mapping[str, Any]) -> bool:
+        node = self.world.nodes[value["node"]]
+        if not node.alive:
+            return False
+        arm_error(node, value["in"], value.get("room"))
+        return True
+
+    # ---------------------------------------------------------------- processes and links
+
+    def _crash(self, step: Step, name: str) -> bool:
+        alive = self.world.net.registry is not None if name == REGISTRY else self.world.nodes[name].alive
+        if alive:
+            self.world.crash(name)
+        return alive
+
+    def _restart(self, step: Step, name: str) -> bool:
+        alive = self.world.net.registry is not None if name == REGISTRY else self.world.nodes[name].alive
+        if not alive:
+            self.world.restart(name)
+        return not alive
+
+    def _stop(self, step: Step, value: Mapping[str, Any]) -> bool:
+        name = value["node"]
+        if name != REGISTRY and not self.world.nodes[name].alive:
+            return False
+        self.world.net.freeze(name, value["for"] / 1000)
+        return True
+
+    def _partition(self, step: Step, value: Mapping[str, Any]) -> None:
+        self.world.net.cut(*value["between"], value["for"] / 1000)
+
+    def _clock(self, step: Step, value: Mapping[str, Any]) -> None:
+        offsets = self.world.clock_offset_s
+        offsets[value["node"]] = offsets.get(value["node"], 0.0) + value["jump"] / 1000
+
+    def _drain(self, step: Step, name: str) -> bool:
+        node = self.world.nodes[name]
+        if not node.alive or node.draining:
+            return False
+        self.world.drain(name)
+        return True
+
+    def _pages(self, step: Step, value: Mapping[str, Any]) -> bool:
+        node = self.world.nodes[value["node"]]
+        return node.alive and hold_pages(node, value["free"])
+
+    def give_back_pages(self) -> None:
+        """The pressure of ``pages`` steps is over."""
+        for node in self.world.nodes.values():
+            if node.alive:
+                hold_pages(node, None)
+
+
+def hold_pages(node: Node, free: int | None) -> bool:
+    """Take pages until ``free`` remain; None: give them back. False: nothing to do."""
+    allocator = node.scheduler.cache.allocator  # type: ignore[attr-defined]
+    if free is None:
+        if not node.pages_taken:
+            return False
+        for i in range(node.page_holds):
+            allocator.free(STOLEN_TOKEN + i)
+        node.pages_taken = node.page_holds = 0
+        node.wake_scheduler()
+        return True
+    n = allocator.free_pages - free
+    if n <= 0:
+        return False
+    allocator.alloc(n, STOLEN_TOKEN + node.page_holds)
+    node.page_holds += 1
+    node.pages_taken += n
+    return True
+
+
+def arm_error(node: Node, where: str, room: int | None) -> None:
+    """The next piece of that work (for that room) raises, once."""
+    owner: Any = node.transport if where in ("register", "pull") else node.runner
+    name = {"register": "offer"}.get(where, where)
+    original = getattr(owner, name)
+    armed = True
+
+    def work(*args: Any, **kwargs: Any) -> Any:
+        nonlocal armed
+        if armed and (room is None or room in _rooms_of(node, where, args)):
+            armed = False
+            raise Injected(f"{INJECTED}: {where}")
+        return original(*args, **kwargs)
+
+    setattr(owner, name, work)
+
+
+def _rooms_of(node: Node, where: str, args: tuple[Any, ...]) -> list[int]:
+    """The rooms that this piece of work is for."""
+    scheduler, manager = node.scheduler, node.manager
+    if where in ("prefill", "gather"):
+        head = scheduler.prefilling.head()
+        return [head.req.room] if head is not None and head.req.room is not None else []
+    if where == "register":
+        return [r.room for r in manager.sender.rooms.values() if r.uuid == args[1]]
+    if where == "pull":
+        return [
+            r.room
+            for r in manager.receiver.rooms.values()
+            if r.manifest is not None and r.manifest.uuid == args[2]
+        ]
+    if where == "scatter":
+        pages = list(args[0])
+        queue = scheduler.in_flight  # type: ignore[attr-defined]
+        return [s.req.room for s in queue if list(s.req.pages[: len(pages)]) == pages]
+    return [s.req.room for s in scheduler.running if s.req.room is not None]
+
+
+def forged_frame(source: Node, to: Node, given: Mapping[str, Any]) -> bytes:
+    """A frame with one message: what source would say to `to` now, but for the fields that are given."""
+    kind = next(k for k, name in wire.EVENT_OF.items() if name == given["type"])
+    room = given.get("room", _newest_room(source))
+    fields = _defaults(source, room)
+    fields |= {k: v for k, v in given.items() if k != "type"}
+    if kind is wire.Ready and "uuid" in given:
+        fields["manifest"] = msgspec.structs.replace(fields["manifest"], uuid=given["uuid"])
+    message = kind(**{name: fields[name] for name in kind.__struct_fields__})
+    manager = source.manager
+    known = manager.peers.links.get(to.name)
+    link = copy.copy(known) if known is not None else Link(to.name, "")
+    link.stash = []
+    return wire.encode(link.frame(source.name, source.epoch, source.net.clock(), [message]))
+
+
+def _newest_room(source: Node) -> int:
+    return next(reversed(source.manager.rooms), 0)
+
+
+def _defaults(source: Node, room: int) -> dict[str, Any]:
+    """Every field of every message, as source would fill it for that room now."""
+    manager = source.manager
+    fingerprint = source.args.fingerprint.hash
+    fields: dict[str, Any] = {
+        "room": room, "attempt": 1, "ack_epoch": 0, "fingerprint": fingerprint, "digest": "", "uuid": 0,
+        "quiet": True, "reason": "lost", "echo": False, "message": "", "lease_s": source.settings.lease_s,
+        "first": wire.FirstToken(0),
+    }  # fmt: skip
+    offer = None
+    if source.role == "decode":
+        record = manager.receiver.rooms.get(room)
+        if record is not None:
+            uuid = record.manifest.uuid if record.manifest is not None else 0
+            fields |= {
+                "attempt": record.attempt, "ack_epoch": record.bound_epoch, "digest": record.digest,
+                "uuid": uuid, "quiet": not record.pulling, "reason": record.reason or "client_abort",
+            }  # fmt: skip
+    else:
+        sender = manager.sender.rooms.get(room)
+        if sender is not None:
+            fields |= {
+                "attempt": sender.attempt, "uuid": sender.uuid, "digest": sender.digest,
+                "reason": sender.reason or "lost",
+            }  # fmt: skip
+            offer = sender.offer
+    fields["manifest"] = Manifest(
+        uuid=fields["uuid"],
+        transfer_address=f"{source.net.ip_of(source.name)}:1",
+        n_tokens=offer.n_tokens if offer else 1,
+        n_pages=offer.n_pages if offer else 1,
+        page_size=source.spec.page_size,
+        fingerprint=fingerprint,
+        digest=fields["digest"],
+        parts=offer.parts if offer else (),
+    )
+    if offer:
+        fields["first"] = offer.first
+    return fields
