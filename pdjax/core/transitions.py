@@ -14,180 +14,43 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Final
 
-from pdjax.core.kvpoll import KVPoll
-
-SENDER: Final = "sender"
-RECEIVER: Final = "receiver"
-
-ABSENT: Final = 5  # "N": there is no record of the room
-LETTERS: Final[dict[str, int]] = {
-    "N": ABSENT,
-    "B": int(KVPoll.Bootstrapping),
-    "W": int(KVPoll.WaitingForInput),
-    "T": int(KVPoll.Transferring),
-    "S": int(KVPoll.Success),
-    "F": int(KVPoll.Failed),
-}
-STATE_NAMES: Final[dict[int, str]] = {ABSENT: "Absent", **{int(p): p.name for p in KVPoll}}
-LIVE: Final = frozenset({LETTERS["B"], LETTERS["W"], LETTERS["T"]})
-TERMINAL: Final = frozenset({LETTERS["S"], LETTERS["F"]})
-
-WIRE_EVENTS: Final[dict[str, frozenset[str]]] = {
-    SENDER: frozenset({"hello", "abort", "done"}),
-    RECEIVER: frozenset({"unknown", "pending", "ready", "failed", "done_ack"}),
-}
-
-LOCAL_EVENTS: Final[dict[str, frozenset[str]]] = {
-    SENDER: frozenset(
-        [
-            "leg",
-            "leg_bad",
-            "leg_refused",
-            "admit",
-            "kv_ready",
-            "abort_local",
-            "engine_error",
-            "expire_lease",
-            "expire_bootstrap",
-            "expire_request",
-            "peer_reborn",
-            "early_timer",
-            "limbo_timer",
-            "tombstone_timer",
-        ]
-    ),
-    RECEIVER: frozenset(
-        [
-            "leg",
-            "leg_bad",
-            "leg_refused",
-            "candidates",
-            "no_candidate",
-            "hello_timer",
-            "notice_timer",
-            "start",
-            "landed",
-            "peer_failed",
-            "scattered",
-            "refused",
-            "peer_silence",
-            "peer_reborn",
-            "expire_bootstrap",
-            "expire_transfer",
-            "expire_request",
-            "abort_local",
-            "engine_error",
-            "pull_settled",
-            "tombstone_timer",
-        ]
-    ),
-}
-
-CONDITIONS: Final[dict[str, str]] = {
-    # sender
-    "early_hello": "a hello for this room and digest came before its leg",
-    "early_abort": "an abort for this room and digest came before its leg",
-    "ack_none": "the hello says that no P has acknowledged the room",
-    "ack_foreign": "the hello acknowledges a P epoch that is neither 0 nor mine",
-    "foreign_fingerprint": "the peer runs another model, weights or settings",
-    "foreign_digest": "the message is about another prompt or other sampling settings",
-    "bound": "a D has said hello to this room",
-    "gated": "prefill waits for a hello (setting)",
-    "budget_free": "the unpulled budget can take this room's bytes, or nothing at all is charged",
-    "attempt_newer": "the room is bound and the message is of a newer attempt",
-    "attempt_older": "the room is bound and the message is of an older attempt",
-    "uuid_mine": "the message names the uuid of this room's registration",
-    "uuid_of_my_epoch": "the message names a uuid that this life of P could have minted",
-    "quiet": "no pull of this attempt can still touch P's bytes",
-    # receiver
-    "from_candidate": "the sender is a candidate that has not refused",
-    "last_candidate": "no other candidate is left",
-    "from_bound": "the sender is the instance that this room is bound to",
-    "newer_life": "the sender's epoch is newer than the one noted or bound",
-    "agrees": "digest, fingerprint and manifest are what this request needs",
-    "has_uuid": "a ready has been accepted",
-    "same_uuid": "the ready repeats the accepted uuid",
-    "pages_taken": "the scheduler has taken pages for prompt and output under this attempt's token",
-    "fresh": "the bound P's last answer is younger than the peer silence",
-    "echo": "the failed answers a quiet abort: P is done with this attempt",
-    "notice_epoch": "the sender's epoch is at least as new as the notice's",
-    "noticed": "a notice to the sender is open",
-    "no_notice": "no notice is open",
-}
-
-EFFECTS: Final[dict[str, str]] = {
-    # both
-    "answer_duplicate": "refuse the leg: 400, and tell the peer nothing",
-    "answer_bad": "refuse the leg: 400",
-    "answer_refused": "refuse the leg: 503",
-    "arm_request": "start the request timer",
-    "arm_bootstrap": "start the bootstrap timer",
-    "bury": "keep the room as a tombstone, stop its other timers",
-    "forget": "drop the tombstone",
-    "engine_stop": "tell the scheduler that the room has ended: it stops the work and answers the client",
-    # sender
-    "remember_early": "keep the hello or abort for a leg that is late (bounded)",
-    "forget_early": "drop what was kept for a late leg",
-    "bind": "this D and attempt have the room; the lease runs, the bootstrap timer stops",
-    "bind_early": "bind to the D whose hello came early",
-    "renew": "the lease starts again",
-    "say_unknown": "answer unknown",
-    "say_pending": "answer pending",
-    "say_ready": "answer ready",
-    "say_failed": "answer or push failed, echo 0",
-    "say_failed_echo": "answer failed, echo 1",
-    "answer_abort": "answer failed, echo = the abort's quiet",
-    "say_done_ack": "answer done_ack",
-    "reserve": "charge the room's bytes to the unpulled budget",
-    "keep_arrays": "hold the private packed arrays under a fresh uuid; the lease runs",
-    "register": "register the arrays on that D's transfer server",
-    "drop_arrays": "let go of arrays that were never registered",
-    "withdraw": "register the uuid again with an empty list, let go of the arrays",
-    "withdraw_again": "repeat the withdraw for the uuid in the message",
-    "release_arrays": "withdraw what D says it has consumed: costs 5 µs, frees even if a part was not pulled",
-    "free_budget": "give the room's bytes back to the budget",
-    "to_limbo": "keep the bytes charged until D is quiet, reborn, or the limbo timer",
-    "free_limbo": "give back what this attempt left in limbo",
-    "count_late_done": "count a done for a room that has failed",
-    # receiver
-    "mint_attempt": "a fresh attempt id; it is also the token that will own pages",
-    "lookup": "ask the registry for candidates",
-    "note_candidates": "add the candidates with the epochs that the registry shows",
-    "drop_candidate": "this candidate is out",
-    "say_hello": "hello to the bound P, or to every candidate; arm the next one",
-    "bind_peer": "the sender is this room's P, in this life; stop the bootstrap timer",
-    "abort_others": "abort notice to every other candidate",
-    "reply_abort": "abort(quiet) to the sender, once",
-    "note_ready": "keep manifest and first token; tell the scheduler (FIFO by ready)",
-    "start_pull": "pull every part into temporary buffers; start the transfer timer",
-    "deliver": "hand the verified parts to the scheduler for the scatter",
-    "abandon_pull": "leave a pull in flight to the graveyard",
-    "notice_done": "done notice to P, repeated until acknowledged",
-    "notice_abort": "abort notice to the bound P, or to every candidate, repeated until answered",
-    "notice_again": "the open notice once more, now for the sender's epoch",
-    "notice_quiet": "the attempt is quiet now: say so in the open abort notices at once",
-    "repeat_notice": "send the open notice again, or give it up when its life is over and the attempt is quiet",
-    "end_notice": "close the notice to the sender",
-    "renew_tombstone": "keep the tombstone while a notice is open",
-}
-
-
-@dataclass(frozen=True)
-class Row:
-    """One line of the table. reason: what a room that goes to F on this row carries ("": from the event)."""
-
-    role: str
-    states: str
-    event: str
-    to: str
-    when: tuple[str, ...]
-    effects: tuple[str, ...]
-    why: str
-    reason: str = ""
-    stale: bool = False
-
+from pdjax.core.vocabulary import (
+    ABSENT as ABSENT,
+)
+from pdjax.core.vocabulary import (
+    CONDITIONS as CONDITIONS,
+)
+from pdjax.core.vocabulary import (
+    EFFECTS as EFFECTS,
+)
+from pdjax.core.vocabulary import (
+    LETTERS as LETTERS,
+)
+from pdjax.core.vocabulary import (
+    LIVE as LIVE,
+)
+from pdjax.core.vocabulary import (
+    LOCAL_EVENTS as LOCAL_EVENTS,
+)
+from pdjax.core.vocabulary import (
+    RECEIVER as RECEIVER,
+)
+from pdjax.core.vocabulary import (
+    SENDER as SENDER,
+)
+from pdjax.core.vocabulary import (
+    STATE_NAMES as STATE_NAMES,
+)
+from pdjax.core.vocabulary import (
+    TERMINAL as TERMINAL,
+)
+from pdjax.core.vocabulary import (
+    WIRE_EVENTS as WIRE_EVENTS,
+)
+from pdjax.core.vocabulary import (
+    Row as Row,
+)
 
 ROWS: list[Row] = []
 
@@ -211,66 +74,23 @@ def _rows(role: str) -> Callable[..., None]:
     return row
 
 
+# fmt: off
+# One row a line, so that the table can be read as one.
 p = _rows(SENDER)
 
 # ------------------------------------------------------------------ sender: no record
-p(
-    "N",
-    "leg",
-    "F",
-    "early_abort",
-    "answer_refused forget_early bury",
-    "D gave up before our leg came",
-    reason="client_abort",
-)
-p(
-    "N",
-    "leg",
-    "B",
-    "early_hello",
-    "bind_early forget_early arm_request say_pending",
-    "D was first: it learns of its P now (§4)",
-)
+p("N", "leg", "F", "early_abort", "answer_refused forget_early bury", "D gave up before our leg came", reason="client_abort")
+p("N", "leg", "B", "early_hello", "bind_early forget_early arm_request say_pending", "D was first: it learns of its P now (§4)")
 p("N", "leg", "B", "gated", "arm_request arm_bootstrap", "gated: no P time for a D that is not there")
 p("N", "leg", "B", "", "arm_request", "accepted; budget comes next")
-p(
-    "N",
-    "leg_bad",
-    "F",
-    "early_hello",
-    "answer_bad bind_early say_failed forget_early bury",
-    "D waits for this room: tell it (B02)",
-    reason="bad_request",
-)
+p("N", "leg_bad", "F", "early_hello", "answer_bad bind_early say_failed forget_early bury", "D waits for this room: tell it (B02)", reason="bad_request")
 p("N", "leg_bad", "F", "", "answer_bad bury", "the tombstone answers D's hello", reason="bad_request")
-p(
-    "N",
-    "leg_refused",
-    "F",
-    "early_hello",
-    "answer_refused bind_early say_failed forget_early bury",
-    "D waits for this room: tell it (B02)",
-    reason="queue_full",
-)
+p("N", "leg_refused", "F", "early_hello", "answer_refused bind_early say_failed forget_early bury", "D waits for this room: tell it (B02)", reason="queue_full")
 p("N", "leg_refused", "F", "", "answer_refused bury", "the tombstone answers D's hello", reason="queue_full")
-p(
-    "N",
-    "hello",
-    "=",
-    "ack_none",
-    "remember_early say_unknown",
-    "our leg may be late, or D asks the wrong P (B04, S5)",
-)
+p("N", "hello", "=", "ack_none", "remember_early say_unknown", "our leg may be late, or D asks the wrong P (B04, S5)")
 p("N", "hello", "=", "", "say_failed_echo", "D was acknowledged by a life of P that is gone", reason="lost")
 p("N", "abort", "=", "quiet", "remember_early free_limbo answer_abort", "limbo outlives the tombstone")
-p(
-    "N",
-    "abort",
-    "=",
-    "uuid_of_my_epoch",
-    "remember_early withdraw_again answer_abort",
-    "fencing is repeatable and cheap",
-)
+p("N", "abort", "=", "uuid_of_my_epoch", "remember_early withdraw_again answer_abort", "fencing is repeatable and cheap")
 p("N", "abort", "=", "", "remember_early answer_abort", "nothing here to fence")
 p("N", "done", "=", "", "free_limbo say_done_ack", "the answer to every done, in any state (§3)")
 p("N", "early_timer", "=", "", "forget_early", "bounded state (S12)")
@@ -278,135 +98,24 @@ p("N", "limbo_timer", "=", "", "free_limbo", "bounded release (V2)")
 p("N", "peer_reborn", "=", "", "free_limbo", "the life that could read these bytes is over")
 
 # ------------------------------------------------------------------ sender: live
-p(
-    "BWT",
-    "leg",
-    "=",
-    "",
-    "answer_duplicate",
-    "a duplicate crashed both schedulers elsewhere (B24); the first goes on",
-)
-p(
-    "BWT",
-    "hello",
-    "=",
-    "foreign_fingerprint",
-    "say_failed_echo",
-    "S10: rejected before anything is allocated for it",
-    reason="fingerprint_mismatch",
-)
-p(
-    "BWT",
-    "hello",
-    "=",
-    "foreign_digest",
-    "say_failed_echo",
-    "crossed duplicates never decode each other's KV",
-    reason="digest_mismatch",
-)
-p(
-    "BWT",
-    "hello",
-    "=",
-    "ack_foreign",
-    "say_failed_echo",
-    "D was acknowledged by another life; this room is untouched",
-    reason="lost",
-)
-p(
-    "B",
-    "hello",
-    "F",
-    "attempt_newer",
-    "engine_stop say_failed bury",
-    "a newer attempt means the bound one is over",
-    reason="superseded",
-)
-p(
-    "W",
-    "hello",
-    "F",
-    "attempt_newer",
-    "engine_stop free_budget say_failed bury",
-    "a newer attempt means the bound one is over",
-    reason="superseded",
-)
-p(
-    "T",
-    "hello",
-    "F",
-    "attempt_newer",
-    "withdraw to_limbo say_failed bury",
-    "a newer attempt means the bound one is over",
-    reason="superseded",
-)
+p("BWT", "leg", "=", "", "answer_duplicate", "a duplicate crashed both schedulers elsewhere (B24); the first goes on")
+p("BWT", "hello", "=", "foreign_fingerprint", "say_failed_echo", "S10: rejected before anything is allocated for it", reason="fingerprint_mismatch")
+p("BWT", "hello", "=", "foreign_digest", "say_failed_echo", "crossed duplicates never decode each other's KV", reason="digest_mismatch")
+p("BWT", "hello", "=", "ack_foreign", "say_failed_echo", "D was acknowledged by another life; this room is untouched", reason="lost")
+p("B", "hello", "F", "attempt_newer", "engine_stop say_failed bury", "a newer attempt means the bound one is over", reason="superseded")
+p("W", "hello", "F", "attempt_newer", "engine_stop free_budget say_failed bury", "a newer attempt means the bound one is over", reason="superseded")
+p("T", "hello", "F", "attempt_newer", "withdraw to_limbo say_failed bury", "a newer attempt means the bound one is over", reason="superseded")
 p("BWT", "hello", "=", "attempt_older", "", "an attempt that is over", stale=True)
 p("BW", "hello", "=", "", "bind say_pending", "bind, renew the lease; heals a lost pending")
 p("T", "hello", "=", "bound", "renew say_ready", "heals a lost ready (B31)")
 p("T", "hello", "=", "", "bind register say_ready", "the hello that binds; registered on that D's own server")
-p(
-    "BWT",
-    "abort",
-    "=",
-    "attempt_older",
-    "answer_abort",
-    "an attempt that is over; still answered, so that its notice ends",
-    stale=True,
-)
-p(
-    "BWT",
-    "abort",
-    "=",
-    "foreign_digest",
-    "answer_abort",
-    "another request's abort must not end this one",
-    stale=True,
-)
-p(
-    "B",
-    "abort",
-    "F",
-    "",
-    "engine_stop answer_abort bury",
-    "D's end reaches P in one trip (V7)",
-    reason="peer_failed",
-)
-p(
-    "W",
-    "abort",
-    "F",
-    "",
-    "engine_stop free_budget answer_abort bury",
-    "never registered: nothing can read it",
-    reason="peer_failed",
-)
-p(
-    "T",
-    "abort",
-    "F",
-    "!bound",
-    "drop_arrays free_budget answer_abort bury",
-    "never registered: nothing can read it",
-    reason="peer_failed",
-)
-p(
-    "T",
-    "abort",
-    "F",
-    "quiet",
-    "withdraw free_budget answer_abort bury",
-    "D can read no more",
-    reason="peer_failed",
-)
-p(
-    "T",
-    "abort",
-    "F",
-    "",
-    "withdraw to_limbo answer_abort bury",
-    "bytes in flight stay charged until D is quiet (peer-servers §3)",
-    reason="peer_failed",
-)
+p("BWT", "abort", "=", "attempt_older", "answer_abort", "an attempt that is over; still answered, so that its notice ends", stale=True)
+p("BWT", "abort", "=", "!bound foreign_digest", "answer_abort", "another request's abort must not end this one", stale=True)
+p("B", "abort", "F", "", "engine_stop answer_abort bury", "D's end reaches P in one trip (V7)", reason="peer_failed")
+p("W", "abort", "F", "", "engine_stop free_budget answer_abort bury", "never registered: nothing can read it", reason="peer_failed")
+p("T", "abort", "F", "!bound", "drop_arrays free_budget answer_abort bury", "never registered: nothing can read it", reason="peer_failed")
+p("T", "abort", "F", "quiet", "withdraw free_budget answer_abort bury", "D can read no more", reason="peer_failed")
+p("T", "abort", "F", "", "withdraw to_limbo answer_abort bury", "bytes in flight stay charged until D is quiet (peer-servers §3)", reason="peer_failed")
 for _event, _reason, _why in (
     ("abort_local", "", "the client or the operator ended it"),
     ("engine_error", "engine_error", "this side failed"),
@@ -416,134 +125,34 @@ for _event, _reason, _why in (
     p("W", _event, "F", "", "engine_stop free_budget say_failed bury", _why, reason=_reason)
     p("T", _event, "F", "!bound", "drop_arrays free_budget bury", _why, reason=_reason)
     p("T", _event, "F", "", "withdraw to_limbo say_failed bury", _why, reason=_reason)
-p(
-    "B",
-    "expire_lease",
-    "F",
-    "bound",
-    "engine_stop say_failed bury",
-    "D is gone: no P time for it (L11)",
-    reason="lease_expired",
-)
-p(
-    "W",
-    "expire_lease",
-    "F",
-    "bound",
-    "engine_stop free_budget say_failed bury",
-    "D is gone",
-    reason="lease_expired",
-)
+p("B", "expire_lease", "F", "bound", "engine_stop say_failed bury", "D is gone: no P time for it (L11)", reason="lease_expired")
+p("W", "expire_lease", "F", "bound", "engine_stop free_budget say_failed bury", "D is gone", reason="lease_expired")
 p("T", "expire_lease", "F", "!bound", "drop_arrays free_budget bury", "D never came", reason="lease_expired")
-p(
-    "T",
-    "expire_lease",
-    "F",
-    "",
-    "withdraw to_limbo say_failed bury",
-    "a lease plus withdraw: safe and never stuck (formal: 5 steps)",
-    reason="lease_expired",
-)
-p(
-    "B",
-    "expire_bootstrap",
-    "F",
-    "gated !bound",
-    "engine_stop bury",
-    "gated: D never came",
-    reason="bootstrap_timeout",
-)
+p("T", "expire_lease", "F", "", "withdraw to_limbo say_failed bury", "a lease plus withdraw: safe and never stuck (formal: 5 steps)", reason="lease_expired")
+p("B", "expire_bootstrap", "F", "gated !bound", "engine_stop bury", "gated: D never came", reason="bootstrap_timeout")
 p("B", "peer_reborn", "F", "bound", "engine_stop bury", "the D that had the room is gone", reason="peer_lost")
-p(
-    "W",
-    "peer_reborn",
-    "F",
-    "bound",
-    "engine_stop free_budget bury",
-    "the D that had the room is gone",
-    reason="peer_lost",
-)
-p(
-    "T",
-    "peer_reborn",
-    "F",
-    "bound",
-    "withdraw free_budget bury",
-    "a dead reader holds no bytes",
-    reason="peer_lost",
-)
+p("W", "peer_reborn", "F", "bound", "engine_stop free_budget bury", "the D that had the room is gone", reason="peer_lost")
+p("T", "peer_reborn", "F", "bound", "withdraw free_budget bury", "a dead reader holds no bytes", reason="peer_lost")
 p("B", "admit", "W", "budget_free !gated", "reserve", "S17: the limit is taken before what it limits")
 p("B", "admit", "W", "budget_free bound", "reserve", "gated: D is there")
 p("B", "admit", "=", "", "", "waits in B")
-p(
-    "W",
-    "kv_ready",
-    "T",
-    "bound",
-    "keep_arrays register say_ready",
-    "packed, private, fenced by a fresh uuid (protocol §6)",
-)
+p("W", "kv_ready", "T", "bound", "keep_arrays register say_ready", "packed, private, fenced by a fresh uuid (protocol §6)")
 p("W", "kv_ready", "T", "", "keep_arrays", "registered at the hello that binds; the lease runs from here")
 p("BW", "done", "=", "", "say_done_ack", "nothing was offered yet", stale=True)
-p(
-    "T",
-    "done",
-    "S",
-    "uuid_mine",
-    "release_arrays free_budget say_done_ack bury",
-    "done means that every part is scattered on D (S2, S13)",
-)
+p("T", "done", "S", "uuid_mine", "release_arrays free_budget say_done_ack bury", "done means that every part is scattered on D (S2, S13)")
 p("T", "done", "=", "", "say_done_ack", "another registration's done", stale=True)
 
 # ------------------------------------------------------------------ sender: ended
-p(
-    "SF",
-    "leg",
-    "=",
-    "",
-    "answer_duplicate",
-    "a retired room is refused as long as any of its messages can live",
-)
-p(
-    "S",
-    "hello",
-    "=",
-    "foreign_digest",
-    "say_failed_echo",
-    "another request under the same room: it must end, too",
-    reason="digest_mismatch",
-)
-p(
-    "S",
-    "hello",
-    "=",
-    "attempt_newer",
-    "say_failed_echo",
-    "a finished room serves nobody else",
-    reason="superseded",
-)
-p(
-    "S",
-    "hello",
-    "=",
-    "attempt_older",
-    "say_failed_echo",
-    "a finished room serves nobody else",
-    reason="superseded",
-)
+p("SF", "leg", "=", "", "answer_duplicate", "a retired room is refused as long as any of its messages can live")
+p("S", "hello", "=", "foreign_digest", "say_failed_echo", "another request under the same room: it must end, too", reason="digest_mismatch")
+p("S", "hello", "=", "attempt_newer", "say_failed_echo", "a finished room serves nobody else", reason="superseded")
+p("S", "hello", "=", "attempt_older", "say_failed_echo", "a finished room serves nobody else", reason="superseded")
 p("S", "hello done", "=", "", "say_done_ack", "heals a lost done_ack")
 p("S", "abort", "=", "", "say_failed_echo", "all bytes were consumed: nothing to fence", reason="superseded")
 p("F", "hello", "=", "", "say_failed", "heals a lost failed (B54)")
 p("F", "abort", "=", "quiet", "free_limbo answer_abort", "D's quiet gives the bytes back")
 p("F", "abort", "=", "", "withdraw_again answer_abort", "fencing is repeatable and cheap")
-p(
-    "F",
-    "done",
-    "=",
-    "",
-    "free_limbo say_done_ack count_late_done",
-    "D has everything although we had given up",
-)
+p("F", "done", "=", "", "free_limbo say_done_ack count_late_done", "D has everything although we had given up")
 p("SF", "limbo_timer", "=", "", "free_limbo", "bounded release (V2)")
 p("BWT", "limbo_timer", "=", "", "free_limbo", "limbo belongs to an older attempt, not to this record")
 p("SF", "peer_reborn", "=", "", "free_limbo", "the life that could read these bytes is over")
@@ -553,32 +162,9 @@ p("SF", "tombstone_timer", "N", "", "forget", "no message or notice of the room 
 d = _rows(RECEIVER)
 
 # ------------------------------------------------------------------ receiver: no record
-d(
-    "N",
-    "leg",
-    "B",
-    "",
-    "mint_attempt arm_request arm_bootstrap lookup",
-    "accepted; looking for the P that has the room",
-)
-d(
-    "N",
-    "leg_bad",
-    "F",
-    "",
-    "answer_bad mint_attempt lookup bury",
-    "P must not wait for us (V7)",
-    reason="bad_request",
-)
-d(
-    "N",
-    "leg_refused",
-    "F",
-    "",
-    "answer_refused mint_attempt lookup bury",
-    "P must not wait for us (V7)",
-    reason="queue_full",
-)
+d("N", "leg", "B", "", "mint_attempt arm_request arm_bootstrap lookup", "accepted; looking for the P that has the room")
+d("N", "leg_bad", "F", "", "answer_bad mint_attempt lookup bury", "P must not wait for us (V7)", reason="bad_request")
+d("N", "leg_refused", "F", "", "answer_refused mint_attempt lookup bury", "P must not wait for us (V7)", reason="queue_full")
 d("N", "ready pending", "=", "", "reply_abort", "creates nothing (S5, S12)")
 d("N", "failed", "=", "!echo", "reply_abort", "creates nothing (S5, S12)")
 
@@ -587,232 +173,51 @@ d("BWTSF", "leg", "=", "", "answer_duplicate", "the first goes on")
 
 # ------------------------------------------------------------------ receiver: Bootstrapping
 d("B", "candidates", "=", "", "note_candidates say_hello", "hello to every candidate (§3)")
-d(
-    "B",
-    "no_candidate",
-    "F",
-    "",
-    "engine_stop bury",
-    "only incompatible instances: say so now, not in 30 s",
-    reason="no_compatible_peer",
-)
+d("B", "no_candidate", "F", "", "engine_stop bury", "only incompatible instances: say so now, not in 30 s", reason="no_compatible_peer")
 d("BWT", "hello_timer", "=", "", "say_hello", "renews the lease, heals lost pushes, tests that P lives")
-d(
-    "B",
-    "unknown",
-    "F",
-    "from_candidate newer_life",
-    "engine_stop notice_abort bury",
-    "the P that we noted died, the room with it",
-    reason="peer_lost",
-)
+d("B", "unknown", "F", "from_candidate newer_life", "engine_stop notice_abort bury", "the P that we noted died, the room with it", reason="peer_lost")
 d("B", "unknown", "=", "from_candidate", "", "its leg may be late, or this is the wrong P")
 d("B", "ready pending", "=", "!from_candidate", "reply_abort", "not a P that we asked")
 d("B", "pending", "W", "", "bind_peer abort_others", "peer_known")
 d("B", "ready", "W", "agrees", "bind_peer abort_others note_ready", "joins the page queue, FIFO by ready")
-d(
-    "B",
-    "ready",
-    "F",
-    "",
-    "bind_peer abort_others engine_stop notice_abort bury",
-    "not what this request needs (S7, S10)",
-    reason="manifest_mismatch",
-)
+d("B", "ready", "F", "", "bind_peer abort_others engine_stop notice_abort bury", "not what this request needs (S7, S10)", reason="manifest_mismatch")
 d("B", "failed", "=", "!from_candidate !echo", "reply_abort", "not a P that we asked")
 d("B", "failed", "=", "!from_candidate", "end_notice", "a candidate that was told to forget the room")
-d(
-    "B",
-    "failed",
-    "F",
-    "last_candidate echo",
-    "bind_peer engine_stop bury",
-    "P has ended it and nothing is in flight",
-    reason="peer_failed",
-)
-d(
-    "B",
-    "failed",
-    "F",
-    "last_candidate",
-    "bind_peer engine_stop notice_abort bury",
-    "P has ended it (V7)",
-    reason="peer_failed",
-)
+d("B", "failed", "F", "last_candidate echo", "bind_peer engine_stop bury", "P has ended it and nothing is in flight", reason="peer_failed")
+d("B", "failed", "F", "last_candidate", "bind_peer engine_stop notice_abort bury", "P has ended it (V7)", reason="peer_failed")
 d("B", "failed", "=", "", "drop_candidate", "others remain")
-d(
-    "B",
-    "refused peer_silence",
-    "F",
-    "from_candidate last_candidate",
-    "engine_stop bury",
-    "nobody is left who could have the room",
-    reason="peer_lost",
-)
-d(
-    "B",
-    "refused peer_silence",
-    "=",
-    "from_candidate",
-    "drop_candidate",
-    "one refused candidate is no failure while others remain",
-)
+d("B", "refused peer_silence", "F", "from_candidate last_candidate", "engine_stop bury", "nobody is left who could have the room", reason="peer_lost")
+d("B", "refused peer_silence", "=", "from_candidate", "drop_candidate", "one refused candidate is no failure while others remain")
 d("B", "refused peer_silence", "=", "", "", "not one of ours")
-d(
-    "B",
-    "expire_bootstrap",
-    "F",
-    "",
-    "engine_stop notice_abort bury",
-    "no P has the room",
-    reason="bootstrap_timeout",
-)
+d("B", "expire_bootstrap", "F", "", "engine_stop notice_abort bury", "no P has the room", reason="bootstrap_timeout")
 
 # ------------------------------------------------------------------ receiver: bound
 d("WT", "candidates", "=", "", "", "bound already")
 d("WT", "no_candidate", "=", "", "", "bound already")
-d(
-    "WT",
-    "unknown pending ready failed",
-    "F",
-    "from_bound newer_life",
-    "engine_stop abandon_pull notice_abort bury",
-    "the bound P has restarted: its bytes are gone",
-    reason="peer_lost",
-)
+d("WT", "unknown pending ready failed", "F", "from_bound newer_life", "engine_stop abandon_pull notice_abort bury", "the bound P has restarted: its bytes are gone", reason="peer_lost")
 d("WT", "ready pending", "=", "!from_bound", "reply_abort", "another P has a twin of this room")
 d("WT", "failed", "=", "!from_bound !echo", "reply_abort", "another P has a twin of this room")
 d("WT", "failed", "=", "!from_bound", "end_notice", "that P is done with us")
-d(
-    "W",
-    "ready",
-    "F",
-    "!agrees",
-    "engine_stop notice_abort bury",
-    "not what this request needs (S7, S10)",
-    reason="manifest_mismatch",
-)
-d(
-    "T",
-    "ready",
-    "F",
-    "!same_uuid",
-    "engine_stop abandon_pull notice_abort bury",
-    "one registration a room: this is not the one we pull",
-    reason="manifest_mismatch",
-)
+d("W", "ready", "F", "!agrees", "engine_stop notice_abort bury", "not what this request needs (S7, S10)", reason="manifest_mismatch")
+d("T", "ready", "F", "!same_uuid", "engine_stop abandon_pull notice_abort bury", "one registration a room: this is not the one we pull", reason="manifest_mismatch")
 d("W", "ready", "=", "!has_uuid", "note_ready", "joins the page queue, FIFO by ready")
-d(
-    "W",
-    "ready",
-    "F",
-    "!same_uuid",
-    "engine_stop notice_abort bury",
-    "one registration a room",
-    reason="manifest_mismatch",
-)
-d(
-    "W",
-    "failed",
-    "F",
-    "echo",
-    "engine_stop bury",
-    "P has ended it and nothing is in flight",
-    reason="peer_failed",
-)
+d("W", "ready", "F", "!same_uuid", "engine_stop notice_abort bury", "one registration a room", reason="manifest_mismatch")
+d("W", "failed", "F", "echo", "engine_stop bury", "P has ended it and nothing is in flight", reason="peer_failed")
 d("W", "failed", "F", "", "engine_stop notice_abort bury", "P has ended it (V7)", reason="peer_failed")
-d(
-    "T",
-    "failed",
-    "F",
-    "echo quiet",
-    "engine_stop bury",
-    "P has ended it and nothing is in flight",
-    reason="peer_failed",
-)
-d(
-    "T",
-    "failed",
-    "F",
-    "",
-    "engine_stop abandon_pull notice_abort bury",
-    "P has ended it (V7)",
-    reason="peer_failed",
-)
-d(
-    "WT",
-    "refused peer_silence",
-    "F",
-    "from_bound",
-    "engine_stop abandon_pull notice_abort bury",
-    "P is gone or mute",
-    reason="peer_lost",
-)
+d("T", "failed", "F", "echo quiet", "engine_stop bury", "P has ended it and nothing is in flight", reason="peer_failed")
+d("T", "failed", "F", "", "engine_stop abandon_pull notice_abort bury", "P has ended it (V7)", reason="peer_failed")
+d("WT", "refused peer_silence", "F", "from_bound", "engine_stop abandon_pull notice_abort bury", "P is gone or mute", reason="peer_lost")
 d("WT", "refused peer_silence", "=", "", "end_notice", "a former candidate is gone: it needs no notice")
 d("W", "start", "T", "has_uuid pages_taken fresh", "start_pull", "pages before pull (S17); a P that answers")
-d(
-    "W",
-    "start",
-    "=",
-    "has_uuid pages_taken",
-    "",
-    "the P is late with an answer: wait for it or for its silence",
-)
+d("W", "start", "=", "has_uuid pages_taken", "", "the P is late with an answer: wait for it or for its silence")
 d("T", "landed", "=", "", "deliver", "the scheduler owns the pools and scatters (protocol §6)")
-d(
-    "T",
-    "peer_failed",
-    "F",
-    "",
-    "engine_stop notice_abort bury",
-    "parts fail one by one (transfer rule 2); the pull has settled",
-    reason="part_failed",
-)
+d("T", "peer_failed", "F", "", "engine_stop notice_abort bury", "parts fail one by one (transfer rule 2); the pull has settled", reason="part_failed")
 d("T", "scattered", "S", "", "notice_done bury", "every part is in this attempt's pages (S2)")
-d(
-    "T",
-    "expire_transfer",
-    "F",
-    "",
-    "engine_stop abandon_pull notice_abort bury",
-    "a pull has no deadline of its own (transfer rule 1)",
-    reason="transfer_timeout",
-)
-d(
-    "BWT",
-    "expire_request",
-    "F",
-    "",
-    "engine_stop abandon_pull notice_abort bury",
-    "V1: every request ends",
-    reason="request_timeout",
-)
-d(
-    "BWT",
-    "abort_local",
-    "F",
-    "",
-    "engine_stop abandon_pull notice_abort bury",
-    "the client or the operator ended it",
-)
-d(
-    "BWT",
-    "engine_error",
-    "F",
-    "",
-    "engine_stop abandon_pull notice_abort bury",
-    "this side failed",
-    reason="engine_error",
-)
-d(
-    "WT",
-    "peer_reborn",
-    "F",
-    "from_bound newer_life",
-    "engine_stop abandon_pull bury",
-    "the bound P has restarted: its bytes are gone",
-    reason="peer_lost",
-)
+d("T", "expire_transfer", "F", "", "engine_stop abandon_pull notice_abort bury", "a pull has no deadline of its own (transfer rule 1)", reason="transfer_timeout")
+d("BWT", "expire_request", "F", "", "engine_stop abandon_pull notice_abort bury", "V1: every request ends", reason="request_timeout")
+d("BWT", "abort_local", "F", "", "engine_stop abandon_pull notice_abort bury", "the client or the operator ended it")
+d("BWT", "engine_error", "F", "", "engine_stop abandon_pull notice_abort bury", "this side failed", reason="engine_error")
+d("WT", "peer_reborn", "F", "from_bound newer_life", "engine_stop abandon_pull bury", "the bound P has restarted: its bytes are gone", reason="peer_lost")
 d("BWTSF", "peer_reborn", "=", "", "end_notice", "the life that the notice was for is over")
 d("BWTSF", "notice_timer", "=", "", "repeat_notice", "20 ms doubling to the hello interval, until answered")
 
@@ -821,22 +226,8 @@ d("F", "candidates", "=", "", "note_candidates notice_abort", "a refused leg: no
 d("SF", "no_candidate", "=", "", "", "nobody to tell")
 d("S", "candidates", "=", "", "", "over")
 d("F", "ready pending", "=", "", "notice_again", "P still works for a room that we have left")
-d(
-    "F",
-    "failed",
-    "=",
-    "!echo !noticed",
-    "notice_again",
-    "P has not heard our abort",
-)
-d(
-    "F",
-    "failed",
-    "=",
-    "!echo",
-    "",
-    "the notice is on its way and says quiet by itself; an answer at once never ends (docs/decisions/0002)",
-)
+d("F", "failed", "=", "!echo !noticed", "notice_again", "P has not heard our abort")
+d("F", "failed", "=", "!echo", "", "the notice is on its way and says quiet by itself; an answer at once never ends (docs/decisions/0002)")
 d("F", "failed", "=", "noticed quiet notice_epoch", "end_notice", "P is done with this attempt")
 d("F", "pull_settled", "=", "", "notice_quiet", "P gets its budget back now, not at the limbo timer")
 d("SF", "refused peer_silence", "=", "", "end_notice", "nobody there to tell")
@@ -846,18 +237,11 @@ d("S", "failed", "=", "!from_bound !echo", "reply_abort", "another P has a twin 
 d("S", "failed", "=", "!echo", "notice_again", "a verified Success stands whatever P says later")
 d("S", "failed", "=", "!from_bound", "end_notice", "that P is done with us")
 d("S", "done_ack", "=", "uuid_mine", "end_notice", "P has its bytes back")
-d(
-    "S",
-    "abort_local engine_error",
-    "=",
-    "",
-    "",
-    "the request ends while decoding; the hand-off stays a success",
-)
+d("S", "abort_local engine_error", "=", "", "", "the request ends while decoding; the hand-off stays a success")
 d("SF", "tombstone_timer", "N", "no_notice", "forget", "no message or notice of the room can live any more")
 d("SF", "tombstone_timer", "=", "", "renew_tombstone", "a notice is still open")
 
-
+# fmt: on
 # ------------------------------------------------------------------ compile
 
 
