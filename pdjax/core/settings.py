@@ -16,6 +16,9 @@ def setting(default: Any, flag: str, doc: str) -> Any:
     return field(default=default, metadata={"flag": flag, "doc": doc})
 
 
+MAY_BE_ZERO = ("tombstone_s", "unpulled_budget_bytes", "gated")
+
+
 @dataclass(frozen=True)
 class PDSettings:
     """Timers in seconds (protocol §7) and bounds of the hand-off. ``check()`` before use."""
@@ -116,68 +119,56 @@ class PDSettings:
 
     def check(self) -> list[str]:
         """The inequalities of protocol §7 that these values break, each with its numbers; empty when sound."""
+        broken = [
+            f"{left} = {a:g} must be {op} {right} = {b:g}"
+            for left, a, op, right, b in self._inequalities()
+            if not (a < b if op == "<" else a <= b)
+        ]
+        broken += [
+            f"{f.metadata['flag']} = {getattr(self, f.name)!r} must be a positive number"
+            for f in dataclasses.fields(self)
+            if f.name not in MAY_BE_ZERO and not getattr(self, f.name) > 0
+        ]
+        return broken + [
+            f"{f.metadata['flag']} = {getattr(self, f.name)!r} must not be negative"
+            for f in dataclasses.fields(self)
+            if f.name in MAY_BE_ZERO and getattr(self, f.name) < 0
+        ]
+
+    def _inequalities(self) -> list[tuple[str, float, str, str, float]]:
+        """(what, its value, "<" or "<=", what, its value)."""
         lost = 2  # messages that may be lost in a row without a false alarm
-        gap = max(self.hello_interval_s, self.renew_s)
-        rules: list[tuple[str, float, str, float]] = [
-            (
-                "3 × max(hello-interval, renewal) + answer-bound",
-                (lost + 1) * gap + self.answer_bound_s,
-                "<",
-                self.peer_timeout_s,
-            ),
-            (
-                "3 × max(hello-interval, renewal) + answer-bound",
-                (lost + 1) * gap + self.answer_bound_s,
-                "<",
-                self.lease_s,
-            ),
-            ("peer-timeout + answer-bound", self.peer_timeout_s + self.answer_bound_s, "<", self.lease_s),
+        heard_s = (lost + 1) * max(self.hello_interval_s, self.renew_s) + self.answer_bound_s
+        heard = "3 × max(hello-interval, renewal) + answer-bound"
+        two_leases_s = self.notice_life_s + self.message_life_s
+        boot, peer, transfer = self.bootstrap_timeout_s, self.peer_timeout_s, self.transfer_timeout_s
+        request, bound = self.request_timeout_s, self.answer_bound_s
+        return [
+            (heard, heard_s, "<", "peer-timeout", peer),
+            (heard, heard_s, "<", "lease", self.lease_s),
+            ("peer-timeout + answer-bound", peer + bound, "<", "lease", self.lease_s),
             (
                 "transfer-timeout + answer-bound",
-                self.transfer_timeout_s + self.answer_bound_s,
+                transfer + bound,
                 "<=",
+                "limbo-timeout",
                 self.limbo_timeout_s,
             ),
             (
                 "notice life + message life (two leases)",
-                self.notice_life_s + self.message_life_s,
+                two_leases_s,
                 "<=",
+                "tombstone",
                 self.tombstone_life_s,
             ),
+            ("bootstrap-timeout + peer-timeout", boot + peer, "<", "request-timeout", request),
+            ("transfer-timeout + peer-timeout", transfer + peer, "<", "request-timeout", request),
+            ("5 × request-timeout", 5 * request, "<", "router timeout", self.router_timeout_s),
             (
-                "bootstrap-timeout + peer-timeout",
-                self.bootstrap_timeout_s + self.peer_timeout_s,
+                "2 × heartbeat-interval",
+                2 * self.heartbeat_interval_s,
                 "<",
-                self.request_timeout_s,
+                "heartbeat-ttl",
+                self.heartbeat_ttl_s,
             ),
-            (
-                "transfer-timeout + peer-timeout",
-                self.transfer_timeout_s + self.peer_timeout_s,
-                "<",
-                self.request_timeout_s,
-            ),
-            ("5 × request-timeout", 5 * self.request_timeout_s, "<", self.router_timeout_s),
-            ("2 × heartbeat-interval", 2 * self.heartbeat_interval_s, "<", self.heartbeat_ttl_s),
         ]
-        right = [
-            "peer-timeout",
-            "lease",
-            "lease",
-            "limbo-timeout",
-            "tombstone",
-            "request-timeout",
-            "request-timeout",
-            "router timeout",
-            "heartbeat-ttl",
-        ]
-        broken = []
-        for (left, a, op, b), name in zip(rules, right, strict=True):
-            if not (a < b if op == "<" else a <= b):
-                broken.append(f"{left} = {a:g} must be {op} {name} = {b:g}")
-        broken += [
-            f"{f.metadata['flag']} = {getattr(self, f.name)!r} must be a positive number"
-            for f in dataclasses.fields(self)
-            if f.name not in ("tombstone_s", "unpulled_budget_bytes", "gated")
-            and not getattr(self, f.name) > 0
-        ]
-        return broken
