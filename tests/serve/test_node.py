@@ -1,0 +1,27 @@
+"""One node's own numbers, on the tiny model and without its threads."""
+
+import pytest
+
+from pdjax.sched.request import Request, SamplingParams
+from pdjax.serve.args import ServeArgs
+from pdjax.serve.node import Node, load
+
+
+@pytest.fixture(scope="module")
+def node():
+    args = ServeArgs("tiny", num_pages=32, context_length=64, chunked_prefill_size=16)
+    return Node(args, load(args), "http://127.0.0.1:1")
+
+
+def test_a_waiting_request_is_counted_once(node):
+    """Routers balance by get_load: a request is in the inbox or in a queue, and one either way."""
+    for i in range(3):
+        node.submit(Request(f"r{i}", [5, 6], SamplingParams(max_new_tokens=2), sink=lambda output: None))
+    assert node.info()["num_waiting"] == 3, "in the inbox"
+    node.scheduler._drain_inbox()
+    assert node.info()["num_waiting"] == 3, "in the queue"
+    assert not node.flush_cache()
+    for i in range(3):
+        node.abort(f"r{i}")
+    node.scheduler._drain_inbox()
+    assert node.info()["num_waiting"] == 0 and node.flush_cache()
