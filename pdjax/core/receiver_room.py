@@ -173,7 +173,9 @@ class ReceiverRoom(Room):
         out: list[Effect] = [Send(peer, hello) for peer in targets]
         for peer in targets:
             out += self.side.hello_sent(peer, now)
-        if not self.bound and (not targets or gap >= self.settings.hello_interval_s):
+        # Only the timer looks again: an answer that led to the next look-up at once would never end (decision 0004).
+        again = not targets or gap >= self.settings.hello_interval_s
+        if ev.name == "hello_timer" and not self.bound and again:
             out.append(Lookup(self.room))
         return [*out, self._arm("hello", now, gap)]
 
