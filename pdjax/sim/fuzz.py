@@ -8,14 +8,12 @@ seeds.
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import random
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from pdjax.core.settings import PDSettings
@@ -199,14 +197,16 @@ class _Draw:
         rid, room = self.rng.choice(self.rooms)
         return [{**self._trigger(room), "disconnect": {"rid": rid}}]
 
+    def _room(self) -> int | str:
+        """A room of some request, as a file has it."""
+        room = self.rng.choice(self.rooms)[1]
+        return room if room < 1 << 53 else str(room)
+
     def _message(self, do: str) -> list[Trace]:
         rng = self.rng
-        match: Trace = {}
+        match: Trace = {"room": self._room()}  # a rule that is left over must not meet a probe
         if rng.random() < 0.8:
             match["type"] = rng.choice(MESSAGES)
-        if rng.random() < 0.5:
-            room = rng.choice(self.rooms)[1]
-            match["room"] = room if room < 1 << 53 else str(room)
         rule: Trace = {
             "match": match,
             "nth": rng.choice([1, 1, 2]),
@@ -231,10 +231,7 @@ class _Draw:
 
     def _transfer(self, do: str) -> list[Trace]:
         rng = self.rng
-        match: Trace = {}
-        if rng.random() < 0.7:
-            room = rng.choice(self.rooms)[1]
-            match["room"] = room if room < 1 << 53 else str(room)
+        match: Trace = {"room": self._room()}
         rule: Trace = {"match": match, "nth": rng.choice([1, 1, 2]), "times": rng.choice([1, 1, 2]), "do": do}
         if do == "slow":
             rule["by"] = rng.choice([1, 50, 700, 3000])
@@ -274,7 +271,7 @@ class _Draw:
             action: Trace = {"node": rng.choice(self.ps), "in": rng.choice(["prefill", "gather", "register"])}
         else:
             action = {"node": rng.choice(self.ds), "in": rng.choice(["pull", "scatter", "decode"])}
-        return [{"at": self._when(), "error": action}]
+        return [{"at": self._when(), "error": {**action, "room": self._room()}}]
 
     def _crash(self) -> list[Trace]:
         rng = self.rng
@@ -431,21 +428,3 @@ def _results(seeds: range, jobs: int) -> Iterator[Found]:
         return
     with multiprocessing.get_context("spawn").Pool(jobs) as pool:
         yield from pool.imap_unordered(run_seed, seeds, chunksize=16)
-
-
-def write_trace(trace: Trace, path: Path) -> None:
-    """As people write them: one step a line."""
-    path.write_text(format_trace(trace))
-
-
-def format_trace(trace: Trace) -> str:
-    def block(key: str, value: Any) -> str:
-        if key == "steps" or (key == "choices" and value):
-            rows = ",\n".join("    " + json.dumps(v) for v in value)
-            return f'  "{key}": [\n{rows}\n  ]'
-        if isinstance(value, dict):
-            rows = ",\n".join(f"    {json.dumps(k)}: {json.dumps(v)}" for k, v in value.items())
-            return f'  "{key}": {{\n{rows}\n  }}'
-        return f'  "{key}": {json.dumps(value, ensure_ascii=False)}'
-
-    return "{\n" + ",\n".join(block(k, v) for k, v in trace.items()) + "\n}\n"

@@ -9,8 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
+import json
+import multiprocessing
+import time
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from pdjax.core import transitions as t
@@ -144,10 +148,6 @@ def _table_entry(owner: Any, table: str, name: str, value: Any) -> Iterator[None
         entries[name] = old
 
 
-def _free_on_send() -> Patch:
-    return _swap("register", "", lambda r: False) if False else _rows_where(_freed_at_kv_ready)
-
-
 def _freed_at_kv_ready(row: t.Row) -> t.Row:
     if row.role == t.SENDER and row.event == "kv_ready":
         return dataclasses.replace(row, effects=(*row.effects, "free_budget"))
@@ -264,7 +264,7 @@ def mistakes() -> list[Mutant]:
 
     sender_t = (t.SENDER, "T")
     return [
-        Mutant("free on send", "P's budget is free once the KV is offered", _free_on_send()),
+        Mutant("free on send", "P's budget is free once the KV is offered", _rows_where(_freed_at_kv_ready)),
         Mutant("no epoch check", "messages of an older life and of any age act", no_epoch_check),
         Mutant("no attempt check", "D's record takes messages of another attempt", no_attempt_check),
         Mutant("done before scatter", "D says done when the parts have landed", done_before_scatter),
@@ -361,3 +361,91 @@ def _foreign_arm(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def all_mutants() -> list[Mutant]:
     return [*mistakes(), *row_mutants()]
+
+
+# ---------------------------------------------------------------- running
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of a mutant. by: the property that noticed; trace: where; "" for both: it survived.
+
+    reached: how many of the runs met its row in the unchanged program (for a mistake: all of them).
+    """
+
+    name: str
+    by: str = ""
+    trace: str = ""
+    reached: int = 0
+
+    @property
+    def killed(self) -> bool:
+        return bool(self.by)
+
+
+@dataclass
+class Run:
+    """One trace of the fixed set, and the rows that the unchanged program meets in it."""
+
+    name: str
+    trace: dict[str, Any]
+    rows: frozenset[int]
+    seconds: float
+
+
+def baseline(traces: Iterable[tuple[str, dict[str, Any]]]) -> list[Run]:
+    """Run the unchanged program. ValueError: a trace breaks a property as it is."""
+    from pdjax.sim.replay import run_trace
+
+    runs = []
+    for name, trace in traces:
+        began = time.perf_counter()
+        result = run_trace(trace)
+        if result.violations:
+            raise ValueError(f"{name} violates {result.violations[0]} without any mutant")
+        runs.append(Run(name, trace, frozenset(result.coverage["rows"]), time.perf_counter() - began))
+    return sorted(runs, key=lambda run: run.seconds)
+
+
+def judge(mutant: Mutant, runs: list[Run], at_most: int = 60) -> Verdict:
+    """Run the mutant where its row is met, quickest first, until a property speaks."""
+    from pdjax.sim.replay import run_trace
+
+    meeting = [run for run in runs if mutant.row < 0 or mutant.row in run.rows]
+    with mutant.patch():
+        for run in meeting[:at_most]:
+            result = run_trace(run.trace)
+            if result.violations:
+                return Verdict(mutant.name, result.violations[0].property, run.name, len(meeting))
+    return Verdict(mutant.name, reached=len(meeting))
+
+
+_RUNS: list[Run] = []
+
+
+def _start(runs: list[Run]) -> None:
+    _RUNS[:] = runs
+
+
+def _judge_named(name: str) -> Verdict:
+    mutant = next(m for m in all_mutants() if m.name == name)
+    return judge(mutant, _RUNS)
+
+
+def campaign(mutants: list[Mutant], runs: list[Run], jobs: int = 1) -> Iterator[Verdict]:
+    """Judge each mutant, in order."""
+    if jobs <= 1:
+        for mutant in mutants:
+            yield judge(mutant, runs)
+        return
+    with multiprocessing.get_context("spawn").Pool(jobs, _start, (runs,)) as pool:
+        yield from pool.imap(_judge_named, [m.name for m in mutants], chunksize=4)
+
+
+def fixed_traces(folder: Path, n_seeds: int = 60) -> list[tuple[str, dict[str, Any]]]:
+    """The recorded traces of the project and the first seeds of the fuzzer."""
+    from pdjax.sim import fuzz
+
+    found = [(path.stem, json.loads(path.read_text())) for path in sorted(folder.glob("*.json"))]
+    found = [(name, trace) for name, trace in found if not trace.get("expect", {}).get("violations")]
+    return found + [(f"seed {seed}", fuzz.draw(seed)) for seed in range(n_seeds)]

@@ -52,7 +52,6 @@ class Monitor:
         self._instants = [p.on_instant for p in self.properties if p.instants]
         self._samples = [p.on_sample for p in self.properties if p.sampled]
         self._next_look = 0.0
-        self._rules: Any = None
         self._frozen: dict[str, float] = {}
         self._known: dict[str, Any] = {}
         self._look = True
@@ -159,10 +158,11 @@ class Monitor:
     def _note(self, life: LifeTrack, line: dict[str, Any], event: str) -> None:
         if event == "delivered":
             life.delivered = (line["message"], line["peer"], line["attempt"], int(line["room"]))
-        elif event in ("started", "crashed", "restarted"):
+        elif event in ("crashed", "restarted") or (event == "hit" and "message" in line):
+            self.ctx.disturbed_ms = line["t"]
             self._look = True
-            if event != "started":
-                self.ctx.disturbed_ms = line["t"]
+        elif event == "started":
+            self._look = True
 
     # ---------------------------------------------------------------- looking through the ports
 
@@ -174,27 +174,11 @@ class Monitor:
                 self._known[name] = node
                 self._watch_transport(node)
                 self._tell({"node": name, "epoch": str(node.manager.epoch), "event": "born"})
-        self._watch_messages()
 
     def _tell(self, seen: dict[str, Any]) -> None:
         """What no line of the log says: a node is born, a registration is asked for."""
         for hear in self._hears.get(seen["event"], ()):
             hear({**seen, "t": self.ctx.world.net.clock() * 1000}, None)
-
-    def _watch_messages(self) -> None:
-        """A rule that drops, delays, changes or doubles a frame disturbs what depends on messages."""
-        net, ctx = self.ctx.world.net, self.ctx
-        rules = net.frame_rules
-        if rules is None or rules is self._rules:
-            return
-
-        def watched(src: str, dst: str, frame: bytes) -> Any:
-            copies = rules(src, dst, frame)
-            if len(copies) != 1 or copies[0].by_s or copies[0].frame != frame:
-                ctx.disturbed_ms = net.clock() * 1000
-            return copies
-
-        self._rules = net.frame_rules = watched
 
     def _faults(self, net: Any) -> None:
         """Stopped processes and cut links: how long each stood still, and that messages are disturbed now."""

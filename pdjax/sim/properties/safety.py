@@ -256,18 +256,14 @@ class S7(Property):
 class S8(Property):
     name = "S8"
     sentence = "ids survive every hop and are unique among live and retired attempts; a duplicate is refused"
-    hears = ("offer", "registered", "leg", "request")
+    hears = ("offer", "registered", "leg")
 
     def __init__(self, ctx: Any) -> None:
         super().__init__(ctx)
         self.registered: set[str] = set()
-        self.rooms: set[int] = set()
 
     def on_line(self, line: dict[str, Any], track: Track | None) -> None:
         event = line["event"]
-        if event == "request":
-            self.rooms.add(int(line["room"]))
-            return
         if event == "offer":
             if line["uuid"] in self.registered:
                 self.breach(f"uuid {line['uuid']} was registered twice", line)
@@ -279,12 +275,20 @@ class S8(Property):
             return
         if track is None:
             return
-        if self.rooms and int(line["room"]) not in self.rooms:
+        if self.ctx.world.requests and not self._posted(track.room):
             self.breach(f"{track}: no request has this room", line)
         if line["from"] != "Absent" and (
             line["to"] != line["from"] or list(line["effects"]) != ["answer_duplicate"]
         ):
             self.breach(f"{track}: a second leg was not simply refused", line)
+
+    def _posted(self, room: int) -> bool:
+        """The router has posted a leg with this very room."""
+        return any(
+            0 <= room - first < r.value.get("n", 1)
+            for r in self.ctx.world.requests.values()
+            for first in r.rooms
+        )
 
 
 class S10(Property):
