@@ -15,6 +15,7 @@ from typing import Any, Literal
 from pdjax.core.errors import ConfigError
 from pdjax.core.settings import PDSettings
 from pdjax.engine.bootstrap.registry import DEFAULT_PORT
+from pdjax.engine.kernels.checksum import VERIFY_MODES, Verify
 
 WILDCARDS = ("0.0.0.0", "::", "")
 MAX_ID_CHARS = 100  # of an instance, in every frame (core.wire.Short) and in the routing id of its socket
@@ -75,11 +76,11 @@ class ServeArgs:
         "file that every event of the hand-off is appended to, or a directory for one file a process",
         "",
     )
-    verify: Literal["off", "sampled", "all"] = arg(
+    verify: Verify = arg(
         "disaggregation-verify",
         "which transferred parts are checksummed",
         "sampled",
-        ("off", "sampled", "all"),
+        VERIFY_MODES,
     )
     settings: PDSettings = field(default_factory=PDSettings)
 

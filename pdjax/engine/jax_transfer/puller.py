@@ -22,6 +22,7 @@ from pdjax.core.errors import ConfigError, PDError
 from pdjax.core.pools import Part
 from pdjax.engine.jax_transfer import addresses, verify
 from pdjax.engine.jax_transfer.servers import PeerServer, ServerPool
+from pdjax.engine.kernels.checksum import Verify
 from pdjax.engine.ports import PullDone, PullSettled, TransportEvent
 
 log = logging.getLogger(__name__)
@@ -49,7 +50,7 @@ _PART_ONLY = (
 
 @dataclass
 class PullCounters:
-    """graveyard_bytes: stated bytes of abandoned pulls that have not settled."""
+    """unverified_parts: that D would compare, had P stated checksums. graveyard_bytes: stated, not yet settled."""
 
     pulls: int = 0
     pulls_live: int = 0
@@ -77,7 +78,7 @@ class _Link:
 
 @dataclass(eq=False)
 class _Pull:
-    """next: the first part that has not settled. ended: its event is decided and its arrays are gone from here."""
+    """next: the first part that has not settled. checked: parts whose bytes are compared. ended: its event is decided and its arrays are gone from here."""
 
     id: int
     peer: str
@@ -85,6 +86,7 @@ class _Pull:
     nbytes: int
     started: float
     errors: list[str | None]
+    checked: set[int]
     arrays: list[Any] = field(default_factory=list)
     link: _Link | None = None
     next: int = 0
@@ -95,7 +97,7 @@ class _Pull:
 class Puller:
     """pull, abandon and drop_peer from any thread; events from the polling thread or from the dropping one."""
 
-    def __init__(self, pool: ServerPool, device: jax.Device, check: verify.Verify) -> None:
+    def __init__(self, pool: ServerPool, device: jax.Device, check: Verify) -> None:
         self.counters = PullCounters()
         self._pool = pool
         self._device = device
@@ -132,7 +134,12 @@ class Puller:
                 raise RuntimeError("the transport is not started, or closed")
             self._last_id += 1
             nbytes = sum(part.nbytes for part in parts)
-            pull = _Pull(self._last_id, peer, tuple(parts), nbytes, time.monotonic(), [None] * len(parts))
+            checked = verify.to_check(parts, self._check, self._last_id)
+            if self._check == "all" or (self._check == "sampled" and not checked):
+                self.counters.unverified_parts += len(parts) - len(checked)
+            pull = _Pull(
+                self._last_id, peer, tuple(parts), nbytes, time.monotonic(), [None] * len(parts), checked
+            )
             self._table[pull.id] = pull
             self._issue(pull, address, uuid)
             self._incoming.append(pull)
@@ -303,11 +310,8 @@ class Puller:
             part = pull.parts[i]
             if pull.abandoned:
                 return None
-            if verify.is_checked(self._check, pull.id, i):
-                if part.checksum:
-                    return verify.wrong(part, array) or verify.differs(part, array)
-                self.counters.unverified_parts += 1  # P states no checksums
-            return verify.wrong(part, array)
+            why = verify.wrong(part, array)
+            return verify.differs(part, array) if why is None and i in pull.checked else why
         except jax.errors.JaxRuntimeError as e:
             text = str(e)
             if pull.link is not None and not any(mark in text for mark in _PART_ONLY):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import get_args
 
 import jax
 
@@ -22,7 +21,7 @@ from pdjax.engine.jax_transfer.ports_guard import PortRange
 from pdjax.engine.jax_transfer.puller import Puller
 from pdjax.engine.jax_transfer.registrations import Registrations
 from pdjax.engine.jax_transfer.servers import ServerPool
-from pdjax.engine.jax_transfer.verify import Verify
+from pdjax.engine.kernels.checksum import VERIFY_MODES, Verify
 from pdjax.engine.ports import Transport, TransportEvent
 
 
@@ -45,8 +44,8 @@ class JaxTransferKVEngine(Transport):
         verify: Verify = "sampled",
         device: jax.Device | None = None,
     ) -> None:
-        if verify not in get_args(Verify):
-            raise ConfigError(f"verify {verify!r} must be one of {', '.join(get_args(Verify))}")
+        if verify not in VERIFY_MODES:
+            raise ConfigError(f"verify {verify!r} must be one of {', '.join(VERIFY_MODES)}")
         where = addresses.host_address(host, advertise)
         device = device or jax.local_devices()[0]
         self._range = None if port_base is None else PortRange(where, port_base, settings.max_peers)

@@ -8,23 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-import xxhash
 
 from pdjax.core.pools import Part
-
-Verify = Literal["off", "sampled", "all"]
-SAMPLE_EVERY = 8
-
-
-def checksum(array: Any) -> int:
-    """xxh3_64 of the array's bytes in C order: ``Part.checksum``. On CPU the view copies nothing."""
-    flat = np.ascontiguousarray(np.asarray(array)).reshape(-1)
-    return xxhash.xxh3_64_intdigest(flat.view(np.uint8).data)
+from pdjax.engine.kernels.checksum import Verify, checksum, chosen
 
 
 def malformed(part: Part) -> str | None:
@@ -55,9 +45,16 @@ def wrong(part: Part, array: Any) -> str | None:
     return None if stated == found else f"part is {found}, stated {stated}"
 
 
-def is_checked(verify: Verify, pull_id: int, index: int) -> bool:
-    """Whether part index of this pull has its checksum compared. sampled: every eighth part over all pulls."""
-    return verify == "all" or (verify == "sampled" and (pull_id + index) % SAMPLE_EVERY == 0)
+def to_check(parts: Sequence[Part], verify: Verify, turn: int) -> set[int]:
+    """Indices of the parts whose bytes D compares: those that P stated a checksum for.
+
+    sampled: when P has stated all of them a sample of its own, which ``turn`` moves on; when P has sampled, exactly
+    its sample. Two independent samples of one in eight would seldom meet, or never.
+    """
+    stated = {i for i, part in enumerate(parts) if part.checksum}
+    if verify == "sampled" and len(stated) == len(parts):
+        return chosen(len(parts), verify, turn)
+    return set() if verify == "off" else stated
 
 
 def differs(part: Part, array: Any) -> str | None:

@@ -15,7 +15,7 @@ from pdjax.core.pools import Part
 from pdjax.core.settings import PDSettings
 from pdjax.engine.base import Packed
 from pdjax.engine.jax_transfer.transport import JaxTransferKVEngine
-from pdjax.engine.jax_transfer.verify import Verify, checksum
+from pdjax.engine.kernels.checksum import Verify, checksum
 from pdjax.engine.ports import TransportEvent
 
 BOUND_S = 30.0
