@@ -20,7 +20,7 @@ IMPURE = {
     "datetime",
     "selectors",
 }
-SIM_MAY = ("pdjax.core", "pdjax.sched", "pdjax.sim", "pdjax.engine.base", "pdjax.engine.ports", "pdjax.engine.manager",
+SIM_MAY = ("pdjax.core", "pdjax.sched", "pdjax.sim", "pdjax.engine.base", "pdjax.engine.ports", "pdjax.engine.manager", "pdjax.engine.driver", "pdjax.engine.rooms",
            "pdjax.engine.peers", "pdjax.engine.bootstrap.registry", "pdjax.engine.bootstrap.registration")  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from pdjax.core.errors import ConfigError
 from pdjax.core.settings import PDSettings
 from pdjax.engine.bootstrap.registry import DEFAULT_PORT
-from pdjax.engine.kernels.checksum import VERIFY_MODES, Verify
+from pdjax.engine.kernels.checksum import VERIFY_MODES
 
 WILDCARDS = ("0.0.0.0", "::", "")
 MAX_ID_CHARS = 100  # of an instance, in every frame (core.wire.Short) and in the routing id of its socket
@@ -76,7 +76,7 @@ class ServeArgs:
         "file that every event of the hand-off is appended to, or a directory for one file a process",
         "",
     )
-    verify: Verify = arg(
+    verify: Literal["off", "sampled", "all"] = arg(
         "disaggregation-verify",
         "which transferred parts are checksummed",
         "sampled",
