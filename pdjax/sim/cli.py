@@ -1,6 +1,6 @@
 """The ``sim`` command: the table as a page or a diagram, and recorded event logs against the table.
 
-Exit codes: 0 as expected, 1 a property broke, 2 the call or a file is wrong. Must never touch a network.
+Exit codes: 0 as expected, 1 a property broke, 2 the call or a file is wrong, 3 a replay diverged. Must never touch a network.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import typer
 
 from pdjax.core import conform
 from pdjax.core import transitions as t
+from pdjax.sim import command
 from pdjax.sim import docs as pages
 
 app = typer.Typer(
@@ -20,6 +21,8 @@ app = typer.Typer(
 )
 
 PAGE = Path("docs") / "protocol.md"
+
+app.command("replay")(command.replay)
 
 
 @app.command("check-log")

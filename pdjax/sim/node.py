@@ -270,6 +270,10 @@ class Node:
         self.scheduler.submit(request)
         return client
 
+    def serves(self, client: Client) -> bool:
+        """This life of the node has that leg."""
+        return self.alive and any(known is client for known in self.clients.values())
+
     # ---------------------------------------------------------------- life
 
     def crash(self) -> None:

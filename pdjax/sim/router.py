@@ -126,9 +126,10 @@ class Router:
                 else:
                     post()
         log, event = self.world.log("x0"), "request" if first else "retry"
-        note = lambda: log.line(
-            event, room, rid=record.rid, p=record.value["prefill"], d=record.value["decode"]
-        )  # noqa: E731
+
+        def note() -> None:
+            log.line(event, room, rid=record.rid, p=record.value["prefill"], d=record.value["decode"])
+
         if posted:
             self.net.after(posted, note, ("posted", record.rid))
         else:
@@ -321,9 +322,8 @@ class Router:
         until = self.net.blocked("x0", leg.node)
         if until:
             self.net.at(until + GAP_S, lambda: self._hang_up(leg, client), ("disconnect", leg.node))
-        elif node.alive and client.request is not None and client.end is None:
-            if node.clients.get(client.request.room or 0) is client:
-                node.scheduler.abort_request(client.request)
+        elif client.request is not None and client.end is None and node.serves(client):
+            node.scheduler.abort_request(client.request)
 
     # ---------------------------------------------------------------- steps
 

@@ -1,0 +1,132 @@
+"""``sim replay``: run a trace file and show it. Must never decide anything that run_trace has not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from pdjax.sim.replay import Result, run_trace
+from pdjax.sim.trace_file import Trace, TraceError, dumps, load
+
+AS_EXPECTED, DIFFERS, WRONG, DIVERGED = 0, 1, 2, 3
+
+
+def wrong(text: str) -> typer.Exit:
+    """Exit 2 with one line."""
+    typer.echo(text, err=True)
+    return typer.Exit(WRONG)
+
+
+def exit_code(result: Result) -> int:
+    if result.differs_at is not None:
+        return DIVERGED
+    return AS_EXPECTED if result.ok else DIFFERS
+
+
+def report(result: Result) -> dict[str, Any]:
+    """What --json prints."""
+    return {
+        "name": result.trace.name,
+        "exit": exit_code(result),
+        "outcomes": {
+            rid: {"outcome": o.outcome, "reason": o.reason, "status": o.status, "ms": round(o.ms, 3), "tokens": list(o.tokens)}
+            for rid, o in result.outcomes.items()
+        },
+        "violations": [
+            {"property": v.property, "sentence": v.sentence, "text": v.text, "t": v.t, "row": v.row}
+            for v in result.violations
+        ],
+        "differs": result.mismatches,
+        "unfired": result.unfired,
+        "skipped": result.skipped,
+        "graveyard": result.graveyard,
+        "quiet_ms": result.quiet_ms,
+        "events": result.events,
+        "digest": result.digest,
+        "diverged": divergence(result),
+        "choices": result.choices,
+    }  # fmt: skip
+
+
+def divergence(result: Result) -> str | None:
+    """Which line of the log is the first that differs from the recorded run."""
+    at = result.differs_at
+    if at is None:
+        return None
+    if at >= len(result.log_lines):
+        there = "the recorded run went on"
+    else:
+        there = result.log_lines[at].decode().strip()
+    return f"diverged at event {at + 1} of {len(result.log_lines)}: {there}: the core has changed since this was recorded"
+
+
+def replay(
+    file: Annotated[Path, typer.Argument(help="a trace file (docs/simulation.md)")],
+    engine: Annotated[str, typer.Option(help="sim: the simulated world")] = "sim",
+    as_json: Annotated[
+        bool, typer.Option("--json", help="print one JSON object instead of the ladder")
+    ] = False,
+    svg: Annotated[Path | None, typer.Option(help="write a space-time picture")] = None,
+    perfetto: Annotated[Path | None, typer.Option(help="write a Chrome trace, for ui.perfetto.dev")] = None,
+    log: Annotated[Path | None, typer.Option(help="write the event log (NDJSON)")] = None,
+    pin: Annotated[
+        Path | None, typer.Option(help="write the trace again with this run's choices and digest")
+    ] = None,
+) -> None:
+    """Run a scenario and show what happened.
+
+    Exit 0: as the file expects. 1: a property broke or an outcome differs. 2: the file or the call is wrong.
+    3: not the run that was recorded.
+    """
+    if engine != "sim":
+        raise wrong(f"--engine {engine}: this version replays in the simulator only (sim)")
+    try:
+        trace = load(file)
+        result = run_trace(trace)
+    except TraceError as error:
+        raise wrong(f"{file}: {error}") from None
+    for path, content in outputs(result, trace, svg=svg, perfetto=perfetto, log=log, pin=pin).items():
+        try:
+            path.write_text(content, encoding="utf-8")
+        except OSError as error:
+            raise wrong(f"{path}: {error.strerror}") from None
+    if as_json:
+        typer.echo(json.dumps(report(result)))
+    else:
+        from rich.console import Console
+
+        from pdjax.sim.view.ladder import show
+
+        show(result, Console())
+        if result.differs_at is not None:
+            typer.echo(divergence(result))
+    raise typer.Exit(exit_code(result))
+
+
+def outputs(
+    result: Result,
+    trace: Trace,
+    *,
+    svg: Path | None,
+    perfetto: Path | None,
+    log: Path | None,
+    pin: Path | None,
+) -> dict[Path, str]:
+    """The files that the call asks for."""
+    out: dict[Path, str] = {}
+    if svg is not None:
+        from pdjax.sim.view.svg import svg as draw
+
+        out[svg] = draw(result)
+    if perfetto is not None:
+        from pdjax.sim.view.perfetto import perfetto as chrome
+
+        out[perfetto] = chrome(result)
+    if log is not None:
+        out[log] = b"".join(result.log_lines).decode()
+    if pin is not None:
+        out[pin] = dumps({**trace.raw, "choices": result.choices, "digest": result.digest})
+    return out
