@@ -33,7 +33,7 @@ from pdjax.engine.jax_transfer.process import leave, prepare_process
 from pdjax.engine.jax_transfer.servers import TRANSFER_SIZE, TRANSPORT_ADDRESSES
 from pdjax.engine.jax_transfer.transport import JaxTransferKVEngine
 from pdjax.engine.manager import Ports
-from pdjax.model.checkpoint import fingerprint, load_model
+from pdjax.model.checkpoint import load_model
 from pdjax.model.config import ARCHITECTURES
 from pdjax.model.fetch import cache_root, resolve_model
 from pdjax.model.runner import JaxRunner, RunnerSettings, resolve_dtype
@@ -63,7 +63,6 @@ class Model:
     name: str
     runner: JaxRunner
     tokenizer: Tokenizer
-    weights: str
     info: dict[str, Any]
 
 
@@ -93,7 +92,7 @@ def load(args: ServeArgs) -> Model:
         "page_size": args.page_size,
         "weights_digest": loaded.digest,
     }
-    return Model(name, runner, tokenizer, loaded.digest, info)
+    return Model(name, runner, tokenizer, info)
 
 
 class Node:
@@ -121,7 +120,7 @@ class Node:
         self.registry: HttpRegistryClient | None = None
         self.transport: JaxTransferKVEngine | None = None
         if self.role != "null":
-            self._make_manager(model, serving_url)
+            self._make_manager(serving_url)
         config = SchedulerConfig(
             context_length=self.context_length,
             eos_ids=model.tokenizer.eos_ids,
@@ -134,16 +133,11 @@ class Node:
         )
         self._thread = threading.Thread(target=self._run_scheduler, name="scheduler", daemon=True)
 
-    def _make_manager(self, model: Model, serving_url: str) -> None:
+    def _make_manager(self, serving_url: str) -> None:
         args, settings = self.args, self.args.settings
         pools = list(self.runner.pools)
-        prints = fingerprint(
-            self.runner.config,
-            model.weights,
-            pools[0],
-            protocol=PROTOCOL_VERSION,
-            transfer_size=TRANSFER_SIZE,
-            transport_addresses=TRANSPORT_ADDRESSES,
+        prints = self.runner.fingerprint(
+            protocol=PROTOCOL_VERSION, transfer_size=TRANSFER_SIZE, transport_addresses=TRANSPORT_ADDRESSES
         )
         kv = KVArgs(pools, args.page_size, prints, self.instance_id, serving_url)
         clock = time.monotonic
