@@ -124,6 +124,8 @@ class SenderRoom(Room):
         return isinstance(ev.msg, wire.Hello) and ev.msg.fingerprint != self.side.fingerprint
 
     def _if_foreign_digest(self, ev: Event) -> bool:
+        if isinstance(ev.msg, wire.Abort) and self.peer == ev.peer and self.attempt == ev.msg.attempt:
+            return False  # our own D's abort; it may not know the digest any more
         said = getattr(ev.msg, "digest", "")
         return bool(self.digest) and said != self.digest
 

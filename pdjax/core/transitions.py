@@ -110,11 +110,11 @@ p("BW", "hello", "=", "", "bind say_pending", "bind, renew the lease; heals a lo
 p("T", "hello", "=", "bound", "renew say_ready", "heals a lost ready (B31)")
 p("T", "hello", "=", "", "bind register say_ready", "the hello that binds; registered on that D's own server")
 p("BWT", "abort", "=", "attempt_older", "answer_abort", "an attempt that is over; still answered, so that its notice ends", stale=True)
-p("BWT", "abort", "=", "!bound foreign_digest", "answer_abort", "another request's abort must not end this one", stale=True)
+p("BWT", "abort", "=", "foreign_digest", "answer_abort", "another request's abort must not end this one", stale=True)
 p("B", "abort", "F", "", "engine_stop answer_abort bury", "D's end reaches P in one trip (V7)", reason="peer_failed")
 p("W", "abort", "F", "", "engine_stop free_budget answer_abort bury", "never registered: nothing can read it", reason="peer_failed")
 p("T", "abort", "F", "!bound", "drop_arrays free_budget answer_abort bury", "never registered: nothing can read it", reason="peer_failed")
-p("T", "abort", "F", "quiet", "withdraw free_budget answer_abort bury", "D can read no more", reason="peer_failed")
+p("T", "abort", "F", "quiet !attempt_newer", "withdraw free_budget answer_abort bury", "D can read no more", reason="peer_failed")
 p("T", "abort", "F", "", "withdraw to_limbo answer_abort bury", "bytes in flight stay charged until D is quiet (peer-servers §3)", reason="peer_failed")
 for _event, _reason, _why in (
     ("abort_local", "", "the client or the operator ended it"),

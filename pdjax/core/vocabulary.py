@@ -84,7 +84,7 @@ CONDITIONS: Final[dict[str, str]] = {
     "ack_none": "the hello says that no P has acknowledged the room",
     "ack_foreign": "the hello acknowledges a P epoch that is neither 0 nor mine",
     "foreign_fingerprint": "the peer runs another model, weights or settings",
-    "foreign_digest": "the message is about another prompt or other sampling settings",
+    "foreign_digest": "the message is about another prompt or other settings; the bound attempt's abort never is",
     "bound": "a D has said hello to this room",
     "gated": "prefill waits for a hello (setting)",
     "budget_free": "the unpulled budget can take this room's bytes, or nothing at all is charged",
