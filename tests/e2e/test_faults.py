@@ -1,11 +1,16 @@
 """Killed processes and mismatched pairs: errors in seconds, the other side serving, a new life used at once."""
 
 import concurrent.futures
+import os
 import pathlib
+import sys
 import time
 
+import httpx
 import pytest
 from fleets import Deployment
+
+from pdjax.serve.children import Child, end_all
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
 
@@ -169,3 +174,33 @@ def test_an_idle_server_sleeps(pair):
     took = time.monotonic() - began
     for name, then in zip(("prefill-0", "decode-0"), before, strict=True):
         assert (cpu_s(name) - then) / took < 0.03, name
+
+
+BREAKS_AT_A_REQUEST = """
+import sys
+from pdjax.sched.scheduler import Scheduler
+from pdjax.serve import cli
+def fail(self, req):
+    raise RuntimeError("broken on purpose")
+Scheduler._take_in = fail
+options = "--model tiny --port 0 --context-length 64 --num-pages 16 --max-running-requests 2"
+sys.exit(cli.run(["serve", *options.split()]))
+"""
+
+
+def test_a_process_whose_scheduler_has_died_ends_with_its_requests():
+    """V1: nobody else would end them; whoever supervises the process starts it again."""
+    child = Child("broken", [sys.executable, "-c", BREAKS_AT_A_REQUEST], os.environ, print)
+    try:
+        deadline = time.monotonic() + 120
+        while child.ready is None:
+            child.check()
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        request = {"input_ids": [5, 6], "sampling_params": {"temperature": 0, "max_new_tokens": 4}}
+        with httpx.Client(trust_env=False, timeout=60) as http, pytest.raises(httpx.HTTPError):
+            http.post(f"{child.ready['url']}/generate", json=request).raise_for_status()
+        assert child.join(30), "the process goes on without its scheduler"
+        assert child.process.returncode == 1
+    finally:
+        end_all([child])
