@@ -93,6 +93,13 @@ class Deployment(Fleet):
     def state(self, name):
         return self.http.get(f"{self.url(name)}/server_info").json()["internal_states"][0]
 
+    def await_any(self, name, queue, unless=lambda: False):
+        """Until a request stands in that queue of the node, or ``unless`` holds."""
+        deadline = time.monotonic() + WAIT_S
+        while not self.state(name)[queue] and not unless():
+            assert time.monotonic() < deadline, f"nothing in {queue} of {name} after {WAIT_S} s"
+            time.sleep(0.005)
+
     # ------------------------------------------------------------ checks
 
     def busy(self, name) -> dict:

@@ -84,8 +84,7 @@ def test_a_duplicate_live_room_is_400_and_the_first_goes_on(fleet):
     )
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
         first = pool.submit(fleet.post, "decode-0", "/generate", body)
-        while not fleet.state("decode-0")["bootstrapping"]:
-            pass
+        fleet.await_any("decode-0", "bootstrapping")
         assert fleet.post("decode-0", "/generate", body).status_code == 400
         assert fleet.post("prefill-0", "/generate", body).status_code == 200
         assert fleet.post("prefill-0", "/generate", body).status_code == 400
@@ -159,8 +158,7 @@ def test_abort_request_ends_it_on_both_sides(fleet):
     )
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         d = pool.submit(fleet.post, "decode-0", "/generate", body)
-        while not fleet.state("decode-0")["bootstrapping"]:
-            pass
+        fleet.await_any("decode-0", "bootstrapping")
         for node in ("prefill-0", "decode-0"):
             assert fleet.post(node, "/abort_request", {"rid": "to-abort"}).status_code == 200
         ended = d.result()

@@ -82,8 +82,7 @@ def test_a_killed_p_ends_what_waits_for_it_and_its_new_life_serves(pair):
     right = eventually_serves(pair)
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(pair.post, "decode-0", "/generate", body(pair, 4))
-        while not pair.state("decode-0")["bootstrapping"]:
-            pass
+        pair.await_any("decode-0", "bootstrapping")
         began = time.monotonic()
         pair.kill("prefill-0")
         answer = waiting.result()
@@ -100,8 +99,7 @@ def test_a_p_killed_while_d_decodes_does_not_disturb_it(pair):
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         decoding = pool.submit(pair.post, "decode-0", "/generate", request)
         assert pair.post("prefill-0", "/generate", request).status_code == 200
-        while not pair.state("decode-0")["running"] and not decoding.done():
-            pass
+        pair.await_any("decode-0", "running", unless=decoding.done)
         pair.kill("prefill-0")
         answer = decoding.result()
     assert answer.status_code == 200 and len(answer.json()["output_ids"]) == 400
@@ -116,8 +114,7 @@ def test_a_killed_d_frees_p_and_its_new_life_serves(pair):
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         decoding = pool.submit(pair.post, "decode-0", "/generate", long)
         assert pair.post("prefill-0", "/generate", long).status_code == 200
-        while not pair.state("decode-0")["running"] and not decoding.done():
-            pass
+        pair.await_any("decode-0", "running", unless=decoding.done)
         unpulled = body(pair, 4)  # D will never ask for this one
         assert pair.post("prefill-0", "/generate", unpulled).status_code == 200
         pair.kill("decode-0")
