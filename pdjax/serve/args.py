@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
@@ -49,7 +50,9 @@ class ServeArgs:
     dtype: Literal["auto", "float32", "bfloat16"] = arg(
         "dtype", "of weights and KV", "auto", ("auto", "float32", "bfloat16")
     )
-    instance_id: str = arg("instance-id", "name of this seat in the registry (empty: drawn)", "")
+    instance_id: str = arg(
+        "instance-id", "name of this seat, the same in each of its lives (empty: from role and address)", ""
+    )
     disaggregation_mode: Literal["null", "prefill", "decode"] = arg(
         "disaggregation-mode", "null: an ordinary server", "null", ("null", "prefill", "decode")
     )
@@ -87,6 +90,13 @@ class ServeArgs:
     def at_registry(self, host: str, port: int) -> ServeArgs:
         """The same with the registry's real address, once it is bound."""
         return replace(self, bootstrap_host=host, bootstrap_port=port)
+
+    def seat(self, serving_url: str) -> str:
+        """The name of this instance. A life on the same address supersedes the one before (protocol §1)."""
+        if self.instance_id:
+            return self.instance_id
+        where = re.sub(r"[^0-9A-Za-z.]+", "-", serving_url.removeprefix("http://")).strip("-")
+        return f"{self.disaggregation_mode}-{where}"
 
     def secret(self) -> bytes:
         """The key of the side channel, b"" without one. Raises ConfigError."""

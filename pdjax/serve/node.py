@@ -109,7 +109,7 @@ class Node:
         self.bootstrap_port = args.bootstrap_port if self.role != "null" else None
         self.runner = model.runner
         self.epoch = make_epoch(time.time(), secrets.randbits(32))
-        self.instance_id = args.instance_id or f"{self.role}-{secrets.token_hex(4)}"
+        self.instance_id = args.seat(serving_url)
         self._wake = threading.Event()
         self._stopping = threading.Event()
         self._loaded = threading.Event()

@@ -126,6 +126,19 @@ def test_staging_is_refused_not_ignored(node, capsys, monkeypatch):
     assert cli.run(["serve", "--model", "m"]) == 0
 
 
+@pytest.mark.parametrize(
+    ("url", "name"),
+    [
+        ("http://10.0.0.2:30000", "decode-10.0.0.2-30000"),
+        ("http://[fe80::1]:80", "decode-fe80-1-80"),
+    ],
+)
+def test_a_seat_keeps_its_name_over_its_lives(url, name):
+    args = ServeArgs("m", disaggregation_mode="decode")
+    assert args.seat(url) == name
+    assert dataclasses.replace(args, instance_id="mine").seat(url) == "mine"
+
+
 def test_the_secret_is_what_the_file_holds_without_its_last_newline(tmp_path):
     def key(content):
         (tmp_path / "secret").write_bytes(content)
