@@ -50,12 +50,10 @@ class _Draw:
         self.ds = [f"d{i}" for i in range(rng.choice([1, 1, 2, 3]))]
         self.nodes = [*self.ps, *self.ds]
         self.settings, self.flags = self._settings()
-        self.span_ms = rng.choice([5, 50, 500, 3000])  # over which requests and faults are spread
+        self.span_ms = rng.choice([5, 50, 500, 1500])  # over which requests and faults are spread
         self.rooms: list[tuple[str, int]] = []
-        self.down: dict[str, float] = {}  # node → when it is back
         self.short: set[str] = set()
         self.drained: set[str] = set()
-        self.calm_ms = 0.0  # when the last fault is over
 
     def trace(self) -> Trace:
         rng = self.rng
@@ -105,10 +103,10 @@ class _Draw:
     def _settings(self) -> tuple[PDSettings, dict[str, Any]]:
         rng = self.rng
         while True:
-            lease = rng.choice([1.5, 2.0, 4.0])
+            lease = rng.choice([0.6, 1.0, 2.0])
             peer = round(lease * rng.uniform(0.25, 0.45), 2)
             bound = round(peer * rng.uniform(0.08, 0.2), 3)
-            transfer, bootstrap = round(rng.uniform(1, 4), 1), round(rng.uniform(1, 4), 1)
+            transfer, bootstrap = round(rng.uniform(0.5, 2), 1), round(rng.uniform(0.5, 2), 1)
             values = {
                 "lease_s": lease,
                 "peer_timeout_s": peer,
@@ -116,10 +114,10 @@ class _Draw:
                 "hello_interval_s": round((peer - bound) / 3 * rng.uniform(0.3, 0.9), 3),
                 "transfer_timeout_s": transfer,
                 "bootstrap_timeout_s": bootstrap,
-                "limbo_timeout_s": round(transfer + bound + rng.choice([0, 0.5, 2]), 3),
-                "graveyard_timeout_s": round(rng.uniform(1, 6), 1),
-                "request_timeout_s": round(max(transfer, bootstrap) + peer + rng.uniform(1, 6), 1),
-                "heartbeat_interval_s": 0.5,
+                "limbo_timeout_s": round(transfer + bound + rng.choice([0, 0.2, 1]), 3),
+                "graveyard_timeout_s": round(rng.uniform(0.5, 2.5), 1),
+                "request_timeout_s": round(max(transfer, bootstrap) + peer + rng.uniform(0.3, 2), 1),
+                "heartbeat_interval_s": 0.9,
                 "heartbeat_ttl_s": 2.0,
                 "unpulled_budget_bytes": rng.choice([0, 1, 3000, 20000]),
                 "gated": rng.random() < 0.2,
@@ -278,7 +276,7 @@ class _Draw:
         name = rng.choice([*self.nodes, "b0"])
         crash = {**self._trigger(), "crash": name}
         back = {k: v for k, v in crash.items() if k != "crash"}
-        gap = rng.choice([0, 1, 40, 700, 4000])
+        gap = rng.choice([0, 1, 40, 700, 2500])
         if "at" in back:
             back["at"] += gap
         else:
@@ -290,14 +288,14 @@ class _Draw:
         return [
             {
                 **self._trigger(),
-                "stop": {"node": rng.choice(self.nodes), "for": rng.choice([1, 60, 400, 2500, 5000])},
+                "stop": {"node": rng.choice(self.nodes), "for": rng.choice([1, 60, 400, 1200, 2500])},
             }
         ]
 
     def _partition(self) -> list[Trace]:
         rng = self.rng
         pair = [rng.choice(self.ps), rng.choice(self.ds)]
-        return [{**self._trigger(), "partition": {"between": pair, "for": rng.choice([5, 100, 900, 4000])}}]
+        return [{**self._trigger(), "partition": {"between": pair, "for": rng.choice([5, 100, 900, 2500])}}]
 
     def _pages(self) -> list[Trace]:
         rng = self.rng
@@ -331,12 +329,12 @@ class _Draw:
         """
         s = self.settings
         longest_s = max(s.request_timeout_s, s.transfer_timeout_s + s.graveyard_timeout_s, s.limbo_timeout_s)
-        heal = round(self.span_ms + 6000 + s.request_timeout_s * 1000)
+        heal = round(self.span_ms + 2700 + s.request_timeout_s * 1000)
         steps: list[Trace] = [
             {"at": heal, "restart": n} for n in [*self.nodes, "b0"] if n not in self.drained
         ]
         steps += [{"at": heal, "pages": {"node": n, "free": None}} for n in sorted(self.short)]
-        probe = round(heal + 1000 * longest_s + 3000)
+        probe = round(heal + 1000 * longest_s + 2500)
         for i, p in enumerate(self.ps):
             for j, d in enumerate(self.ds):
                 if not {p, d} & self.drained:

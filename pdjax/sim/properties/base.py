@@ -18,7 +18,7 @@ import xxhash
 LIVE = frozenset({"Bootstrapping", "WaitingForInput", "Transferring"})
 ENDED = frozenset({"Success", "Failed"})
 WIRE = frozenset({"hello", "abort", "done", "unknown", "pending", "ready", "failed", "done_ack"})
-LOOK_MS = 10.0
+LOOK_MS = 25.0
 STEP_MS = 50.0  # τ of protocol §7: one loop turn of the driver
 Life = tuple[str, str]  # node, epoch
 
@@ -142,6 +142,7 @@ class Context:
     violations: list[Violation] = field(default_factory=list)
     now: float = 0.0  # virtual ms
     lives: dict[Life, LifeTrack] = field(default_factory=dict)
+    births: dict[Life, int] = field(default_factory=dict)  # in the order in which processes started
     offers: dict[int, Offer] = field(default_factory=dict)  # uuid → registration
     pulls: dict[tuple[str, int], PullTrack] = field(default_factory=dict)  # (life of D, uuid)
     touched: dict[tuple[str, str, int], Track] = field(default_factory=dict)  # since the last instant

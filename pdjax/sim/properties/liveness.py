@@ -44,7 +44,9 @@ class V1(Property):
             if track is not None and line["from"] == "Absent" and line["to"] == "Bootstrapping":
                 self._watch(track)
         elif event == "request":
-            self.open[f"{line['rid']}/{line['room']}"] = line["t"]
+            key = f"{line['rid']}/{line['room']}"
+            if key not in self.ended:  # it may end before its second leg is posted
+                self.open[key] = line["t"]
         elif event == "finished":
             key = f"{line.get('rid')}/{line.get('room')}"
             if key in self.ended:
@@ -209,20 +211,21 @@ class V5(Property):
     bound = "τ: what has arrived is taken within one turn"
     sampled = True
 
-    def __init__(self, ctx: Any) -> None:
+    def __init__(self, ctx: Context) -> None:
         super().__init__(ctx)
-        self.since: dict[str, float] = {}
+        self.seen: dict[str, tuple[Any, float]] = {}
 
     def on_sample(self) -> None:
-        for name, node in self.ctx.world.nodes.items():
-            manager = node.manager
-            if not node.alive or not (manager._inbox or manager._pending or manager._arrived):
-                if name in self.since:
-                    del self.since[name]
-            elif self.ctx.stopped(name):
-                self.since[name] = self.ctx.now
-            elif self.ctx.now - self.since.setdefault(name, self.ctx.now) > STEP_MS:
-                self.breach(f"{name}: work has waited since {self.since[name]:g} ms")
+        for node in self.ctx.nodes():
+            manager, name = node.manager, node.name
+            queues = (manager._inbox, manager._pending, manager._arrived)
+            head = next((q[0] for q in queues if q), None)
+            if head is None or self.ctx.stopped(name):
+                self.seen.pop(name, None)
+            elif name not in self.seen or self.seen[name][0] is not head:
+                self.seen[name] = (head, self.ctx.now)
+            elif self.ctx.now - self.seen[name][1] > STEP_MS:
+                self.breach(f"{name}: work has waited since {self.seen[name][1]:g} ms")
 
 
 class V6(Property):
@@ -237,6 +240,8 @@ class V6(Property):
         def check() -> None:
             node = self.ctx.node(name, epoch)
             bound_ms = self._bound_ms(name)
+            if any(n == name and int(e) > int(epoch) for n, e in self.ctx.births):
+                bound_ms *= 2  # its clock went back before it started (docs/decisions/0005)
             if node is None or node.manager.draining:
                 return
             if self.ctx.now - max(self.ctx.disturbed_ms, line["t"]) < bound_ms or self.ctx.stopped(name):

@@ -95,8 +95,6 @@ class Monitor:
         ctx.now = net.clock() * 1000
         if self._look:
             self.attach()
-        if net._frozen_until or net._cut_until:
-            self._faults(net)
         if ctx.deadlines and ctx.deadlines[0][0] <= ctx.now:
             ctx.run_deadlines()
         if ctx.dirty:
@@ -159,8 +157,10 @@ class Monitor:
         if event == "delivered":
             life.delivered = (line["message"], line["peer"], line["attempt"], int(line["room"]))
         elif event in ("crashed", "restarted") or (event == "hit" and "message" in line):
-            self.ctx.disturbed_ms = line["t"]
+            self.ctx.disturbed_ms = max(self.ctx.disturbed_ms, line["t"])
             self._look = True
+        elif event == "step" and line["action"] in ("stop", "partition"):
+            self._stands_still()
         elif event == "started":
             self._look = True
 
@@ -173,6 +173,7 @@ class Monitor:
             if self._known.get(name) is not node:
                 self._known[name] = node
                 self._watch_transport(node)
+                self.ctx.births[name, str(node.manager.epoch)] = len(self.ctx.births) + 1
                 self._tell({"node": name, "epoch": str(node.manager.epoch), "event": "born"})
 
     def _tell(self, seen: dict[str, Any]) -> None:
@@ -180,17 +181,17 @@ class Monitor:
         for hear in self._hears.get(seen["event"], ()):
             hear({**seen, "t": self.ctx.world.net.clock() * 1000}, None)
 
-    def _faults(self, net: Any) -> None:
-        """Stopped processes and cut links: how long each stood still, and that messages are disturbed now."""
+    def _stands_still(self) -> None:
+        """A process was stopped or a link cut: for how long, and until when messages are disturbed."""
+        net, ctx = self.ctx.world.net, self.ctx
         now_s = net.clock()
         for name, until in net._frozen_until.items():
-            known = self._frozen.get(name, 0.0)
-            if until > max(known, now_s):
-                self.ctx.stops[name] = self.ctx.stops.get(name, 0.0) + (until - max(known, now_s)) * 1000
+            known = max(self._frozen.get(name, 0.0), now_s)
+            if until > known:
+                ctx.stops[name] = ctx.stops.get(name, 0.0) + (until - known) * 1000
                 self._frozen[name] = until
-        latest = max([*net._frozen_until.values(), *net._cut_until.values()], default=0.0)
-        if latest > now_s:
-            self.ctx.disturbed_ms = now_s * 1000
+        latest_s = max([*net._frozen_until.values(), *net._cut_until.values()], default=0.0)
+        ctx.disturbed_ms = max(ctx.disturbed_ms, latest_s * 1000)
 
     def _watch_transport(self, node: Any) -> None:
         ctx, transport, life = self.ctx, node.transport, f"{node.name}@{node.manager.epoch}"

@@ -165,11 +165,12 @@ class S5(Property):
 
     def _wire(self, line: dict[str, Any], track: Track) -> None:
         life = self.ctx.lives[line["node"], line["epoch"]]
-        peer, epoch = line.get("peer", ""), int(line.get("peer_epoch", "0"))
+        peer = line.get("peer", "")
+        birth = self.ctx.births.get((peer, line.get("peer_epoch", "0")), 0)
         newest = life.newest.get(peer, 0)
-        if epoch < newest:
+        if birth < newest:
             self.breach(f"{track}: {line['event']} of a past life of {peer} was acted on", line)
-        life.newest[peer] = max(newest, epoch)
+        life.newest[peer] = max(newest, birth)
         if line["from"] == "Absent" and line["to"] != "Absent":
             self.breach(f"{track}: {line['event']} created a record", line)
         message, _, attempt, room = life.delivered
