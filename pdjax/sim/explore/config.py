@@ -26,6 +26,7 @@ class Ask:
     """One request: a room, the two instances that its legs go to, the digests that they compute.
 
     uses: how many legs with this room each side gets (2: the room number is used again).
+    p_leg: whether P gets one at all.
     """
 
     room: int = 7
@@ -34,6 +35,7 @@ class Ask:
     p_digest: str = "a"
     d_digest: str = "a"
     uses: int = 1
+    p_leg: bool = True  # False: only D's leg exists
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,9 @@ class Config:
     timers: tuple[str, ...] = TIMERS  # kinds that may fire, at any time while armed
     assume: tuple[str, ...] = tuple(ASSUMPTIONS)
     gated: bool = False
+    prompt: bool = (
+        False  # V7 is checked: from every state reached without a fault, messages alone end everything
+    )
     budget_rooms: int = 1  # rooms that P's unpulled budget holds
     pool_rooms: int = 1  # requests that D's page pool holds
     max_states: int = 2_000_000

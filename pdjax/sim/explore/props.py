@@ -169,8 +169,7 @@ class Checker:
             node = world.node(state, name)
             record = pr.room_of(node, room)
             at = record[1] if record else N
-            decoding = any(x[:2] == (name, room) for x in env.pages)
-            due = at in (B, W) or (node[pr.ROLE] == t.RECEIVER and (at == T or decoding))
+            due = at in (B, W) or (node[pr.ROLE] == t.RECEIVER and at == T)
             if waits and not due:
                 found.append(f"V1: room {room} has ended on {name} and its client was never told")
             if due and not waits:
@@ -239,7 +238,8 @@ class Checker:
                 return [f"S5: {what} moved a room that is bound to another P or life"]
             return []
         digest = {"hello": 4, "abort": 5}.get(message[0])
-        if digest is not None and message[digest] != record[pr.S_DIGEST]:
+        own = (record[pr.S_PEER], record[pr.S_ATTEMPT]) == (src, message[2])
+        if digest is not None and message[digest] != record[pr.S_DIGEST] and not own:
             return [f"S5: {what} is about another prompt and moved room {message[1]}"]
         if record[pr.S_PEER] and (
             message[2] < record[pr.S_ATTEMPT]

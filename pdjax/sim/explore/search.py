@@ -187,17 +187,16 @@ class _Search:
 
     def _live(self) -> None:
         n = len(self.states)
-        for bit, only, what in (
-            (2, None, "V2: timers alone cannot end every request and free everything from here"),
-            (1, self._calm_closure(), "V7: nothing was lost, and messages alone cannot end it from here"),
-        ):
-            if bit == 2 and set(TIMERS) - set(self.config.timers):
-                continue  # some timer is switched off: nothing is promised
+        levels: list[tuple[int, bytearray | None, str, str]] = []
+        if not set(TIMERS) - set(self.config.timers):  # with a timer switched off nothing is promised
+            levels.append(
+                (2, None, "V2", "timers alone cannot end every request and free everything from here")
+            )
+        if self.config.prompt:
+            levels.append(
+                (1, self.calm, "V7", "nothing was lost, and messages alone cannot end it from here")
+            )
+        for bit, only, rule, text in levels:
             stuck = self.graph.stuck(n, self.goals, bit, only)
             if stuck is not None:
-                rule, _, text = what.partition(": ")
                 self.report.deadlocks.append(Violation(rule, text, self._way(stuck)))
-
-    def _calm_closure(self) -> bytearray:
-        """calm was set while searching and may miss states that were first reached by a fault: close it."""
-        return self.calm

@@ -57,7 +57,7 @@ class Pull(NamedTuple):
 
 
 class Env(NamedTuple):
-    """Everything that is neither a process nor a wire. legs: (side, room) → (how many came, client still waits)."""
+    """Everything that is neither a process nor a wire. legs: (side, room) → (how many came, client waits for the hand-off)."""
 
     regs: tuple[Reg, ...] = ()
     pulls: tuple[Pull, ...] = ()
@@ -167,7 +167,9 @@ class World:
     def _leg_moves(self, state: State) -> Iterator[Move]:
         env = self.env(state)
         for i, (node, room, came, waits) in enumerate(env.legs):
-            asks = [a for a in self.config.asks if a.room == room and node in (a.p, a.d)]
+            asks = [
+                a for a in self.config.asks if a.room == room and (node == a.d or (node == a.p and a.p_leg))
+            ]
             if came >= sum(a.uses for a in asks) or not self.node(state, node)[pr.UP]:
                 continue
             ask = asks[min(came, len(asks) - 1)]
@@ -251,7 +253,7 @@ class World:
                 record and record[pr.R_ATTEMPT] == attempt and record[pr.R_STATE] == T
             ):
                 pages = tuple(x for x in env.pages if x != (d, room, attempt))
-                done = env._replace(pages=pages, legs=_closed(env.legs, d, room))
+                done = env._replace(pages=pages)
                 yield self._env_move(state, ("finish", d, room), WORK, done)
 
     def _lookup_moves(self, state: State, env: Env) -> Iterator[Move]:
@@ -316,7 +318,9 @@ class World:
 
     def _scatter(self, state: State, env: Env, i: int, pull: Pull) -> Move:
         rest = env._replace(
-            pulls=env.pulls[:i] + env.pulls[i + 1 :], committed=tuple(sorted({*env.committed, pull.attempt}))
+            legs=_closed(env.legs, pull.d, pull.room),  # from here the answer is the decoding's
+            pulls=env.pulls[:i] + env.pulls[i + 1 :],
+            committed=tuple(sorted({*env.committed, pull.attempt})),
         )
         return self._run(
             state,
