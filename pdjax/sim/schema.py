@@ -162,14 +162,14 @@ def _one_of(value: Any, rule: Any, schema: Schema, root: Schema, path: str) -> N
     n = sum(_holds(value, option, root) for option in rule)
     if n == 1:
         return
+    if all(list(option) == ["required"] for option in rule):
+        choices = ", ".join(key for option in rule for key in option["required"])
+        raise SchemaError(path, f"exactly one of {choices} expected")
     for option in rule:  # the error of the option that is meant: the one of the value's own type
         target = root["$defs"][option["$ref"].removeprefix("#/$defs/")] if "$ref" in option else option
         kind = target.get("type")
         if n == 0 and (kind is None or _is(value, kind)):
             validate(value, option, root, path)
-    choices = [key for option in rule for key in option.get("required", ())]
-    if choices and all("required" in option for option in rule):
-        raise SchemaError(path, f"exactly one of {', '.join(choices)} expected")
     raise SchemaError(path, f"{show(value)} is not of a form that is known here")
 
 
