@@ -77,9 +77,8 @@ class Driver(LockedRooms):
             on_event=on_event,
         )
         self._inbox: deque[TransportEvent | LookupDone] = deque()
-        self._arrived: deque[FrameIn | Refused] = (
-            deque()
-        )  # of the channel; what one bad turn leaves is read in the next
+        # Of the channel: what a turn that failed has left unread is read in the next one.
+        self._arrived: deque[FrameIn | Refused] = deque()
         self._pulls: dict[int, _Pull] = {}
         self._pull_ids: dict[tuple[int, int], int] = {}
         self.peers = PeerBook(

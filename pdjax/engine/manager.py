@@ -7,6 +7,7 @@ calls the same ``turn``. Must never import JAX or start a thread.
 
 from __future__ import annotations
 
+from pdjax.core.room import Event
 from pdjax.engine.driver import Driver
 from pdjax.engine.halves import Receiver, Sender
 from pdjax.engine.rooms import Counters, Ports
@@ -39,8 +40,17 @@ class KVManager(Driver):
                 "pending_effects": len(self._pending),
             }
 
+    def end_rooms(self) -> int:
+        """A process that leaves: end what is live, and so tell the peers (V7). How many rooms there were."""
+        with self._lock:
+            live = [room for room, record in self.rooms.items() if record.live]
+            for room in live:
+                self._handle(room, Event("abort_local", reason="draining"))
+        self.ports.channel.wake()
+        return len(live)
+
     def close(self, wait_s: float) -> None:
-        """End of the process: peers are told by the caller (abort), then the ports go."""
+        """End of the process: peers are told by the caller (``end_rooms`` and a turn), then the ports go."""
         self.ports.registry.close()
         self.ports.transport.close(wait_s)
         self.ports.channel.close()

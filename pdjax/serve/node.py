@@ -239,17 +239,23 @@ class Node:
         if self.manager is not None:
             self.manager.draining = True
 
+    def _is_busy(self) -> bool:
+        """Requests run, P's KV waits to be pulled, or P has not yet answered D's last word."""
+        held = self.manager.quiescent() if self.manager is not None else {}
+        return bool(self._n_requests() or held.get("live_rooms") or held.get("notices"))
+
     def stop(self) -> None:
-        """Abort what runs, tell the peers, end the threads in order."""
+        """Abort what runs, let hand-offs under way finish for a moment, tell the peers, end the threads in order."""
         self.drain()
         self.scheduler.abort_all()
         deadline = time.monotonic() + CLOSE_WAIT_S
-        while self._thread.is_alive() and self._n_requests() and time.monotonic() < deadline:
+        while self._thread.is_alive() and self._is_busy() and time.monotonic() < deadline:
             self._stopping.wait(STOP_POLL_S)
         self._stopping.set()
         self._wake.set()
         self._thread.join(CLOSE_WAIT_S)
         if self.manager is not None:
+            self.manager.end_rooms()
             self.manager.stop(CLOSE_WAIT_S)
         if self._trace is not None:
             self._trace.close()

@@ -223,6 +223,27 @@ def test_the_peer_that_makes_room_for_another_loses_its_transfer_server_too():
     assert [peer.split(":")[0] for peer in world.p.ports.transport.dropped] == ["d0", "d1"]
 
 
+@pytest.mark.parametrize("leaves", ["p", "d"])
+def test_a_process_that_leaves_tells_its_peers(leaves):
+    world = World()
+    d = world.manager("decode", "d0")
+    d.claim(leg(1))
+    world.offer(1)
+    world.run(d, world.p, seconds=0.2)
+    receiver = d.create_receiver(1, "")
+    assert receiver.receive([1])
+    world.run(d, world.p, seconds=0.1)
+    going, other = (world.p, d) if leaves == "p" else (d, world.p)
+    assert going.end_rooms() == 1 and going.end_rooms() == 0
+    going.turn()
+    other.turn()
+    for m in (going, other):
+        assert m.quiescent()["live_rooms"] == 0
+    assert going.rooms[1].reason == "draining"
+    assert other.rooms[1].reason == "peer_failed"
+    assert "leaving" in other.rooms[1].detail
+
+
 # ---------------------------------------------------------------- frames
 
 
