@@ -12,9 +12,9 @@ from typing import Annotated
 import typer
 
 from pdjax.core import conform
-from pdjax.core import transitions as t
 from pdjax.sim import command
 from pdjax.sim import docs as pages
+from pdjax.sim.explore import command as explore
 
 app = typer.Typer(
     add_completion=False, no_args_is_help=True, help="Check, show and document the hand-off protocol."
@@ -23,6 +23,8 @@ app = typer.Typer(
 PAGE = Path("docs") / "protocol.md"
 
 app.command("replay")(command.replay)
+app.command("check")(explore.check)
+app.command("diagram")(explore.diagram)
 
 
 @app.command("check-log")
@@ -47,15 +49,6 @@ def check_log(
         typer.echo(str(finding))
     typer.echo(f"{len(lines)} lines of {len(files)} files: {len(found)} findings")
     raise typer.Exit(2 if any(f.rule == "log" for f in found) else 1 if found else 0)
-
-
-@app.command()
-def diagram(role: Annotated[str, typer.Argument(help="sender or receiver")] = t.SENDER) -> None:
-    """The states of one side, as mermaid text."""
-    if role not in pages.SIDES:
-        typer.echo(f"{role}: choose sender or receiver", err=True)
-        raise typer.Exit(2)
-    typer.echo(pages.diagram(role))
 
 
 @app.command()

@@ -52,7 +52,7 @@ def _searches() -> list[Search]:
         Search(
             ONE.but(
                 name="wrong-candidate", wire=1, extra_prefills=("p1",), duplicate=False, hangs=False, part_fails=False,
-                timers=("hello", "silence"), aborts=("d",),
+                timers=("silence",), aborts=("d",),
             ),
             "the registry lists a second P that never gets the leg", 0, 0,
         ),

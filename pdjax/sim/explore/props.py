@@ -22,7 +22,8 @@ PROPERTIES = {
     "S17": "nothing is prefilled or registered without budget, nothing pulled without pages, no limit is exceeded",
     "S18": "a message handled twice leaves what it left the first time",
     "V1": "a client whose room has ended has its answer; a room that is live has a timer that ends it",
-    "V2": "what P keeps for an ended room, and what D repeats, has a timer that ends it",
+    "V2": "what P keeps for an ended room, and what D repeats, has a timer that ends it; timers alone free everything",
+    "V7": "where nothing is lost, messages alone end everything, without any timer",
 }
 
 NOT_HERE = {
@@ -34,7 +35,7 @@ NOT_HERE = {
     "S14": "one host per role",
     "S15": "there is no time here",
     "S16": "slots are the page allocator's (simulator)",
-    "V3-V9, V11, V12": "bounded times, queues, registry and drain need the simulator's clock",
+    "V3-V6, V8, V9, V11, V12": "bounded times, queues, registry and drain need the simulator's clock",
     "V10": "timer order is what this model assumes (see ASSUMPTIONS), not what it proves",
 }
 

@@ -258,9 +258,6 @@ class World:
 
     def _lookup_moves(self, state: State, env: Env) -> Iterator[Move]:
         for d, room in env.lookups:
-            record = pr.room_of(self.node(state, d), room)
-            if record is None or record[pr.R_CANDIDATES]:  # a further look-up adds nothing: the epochs stay
-                continue
             newest = -2 if self.config.stale_registry else -1
             lives = [list(range(1, self.node(state, p)[pr.LIFE] + 1))[newest:] for p in self.config.prefills]
             for choice in _product(lives):
@@ -410,10 +407,16 @@ class World:
             op = ("settled", pull.room, pull.attempt, False)
             outcome = self.outcome(pull.d, after[self.index[pull.d]], op)
             env = self._absorb(after, env, pull.d, outcome, move, False)
+        env = env._replace(lookups=tuple(x for x in env.lookups if self._looks(after, *x)))
         if env is not before or before is not self.env(state):
             after[self.env_at] = self.parts.id(_sorted(env))
         move.state = tuple(after)
         return move
+
+    def _looks(self, after: list[int], d: str, room: int) -> bool:
+        """Whether an answer of the registry would add anything: candidates, once noted, keep their epochs."""
+        record = pr.room_of(self.parts.things[after[self.index[d]]], room)
+        return record is not None and not record[pr.R_CANDIDATES]
 
     def _absorb(
         self, after: list[int], env: Env, name: str, outcome: Outcome, move: Move, keep_client: bool
