@@ -12,7 +12,6 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from pdjax.core.errors import ConfigError, PDError
 from pdjax.core.pools import pages_for
@@ -20,6 +19,7 @@ from pdjax.engine.base import BaseKVManager
 from pdjax.engine.ports import Clock, Runner, Sampled
 from pdjax.sched.batch import Fifo, Seq, decode_rows, finish_of, next_chunk
 from pdjax.sched.chunk_cache import BasePrefixCache, ChunkCache
+from pdjax.sched.config import SchedulerConfig as SchedulerConfig
 from pdjax.sched.pages import PageAllocator
 from pdjax.sched.request import Failure, Finish, Output, Request
 
@@ -40,32 +40,6 @@ COUNTS = (
     "engine_errors",
     "sink_errors",
 )
-
-
-@dataclass(frozen=True)
-class SchedulerConfig:
-    """Limits of one scheduler. Raises ConfigError on a value that cannot work.
-
-    context_length: longest prompt + output, in tokens. max_running: requests that own a decode row (D: or whose KV
-    is on its way); 0: the runner's largest batch. max_queue: requests taken in and not started, a submit beyond
-    it is refused. chunked_prefill_size: prompt tokens computed in one step.
-    """
-
-    context_length: int
-    eos_ids: frozenset[int] = frozenset()
-    max_running: int = 0
-    max_queue: int = 1024
-    chunked_prefill_size: int = 512
-
-    def __post_init__(self) -> None:
-        for name, least in (
-            ("context_length", 2),
-            ("max_running", 0),
-            ("max_queue", 1),
-            ("chunked_prefill_size", 1),
-        ):
-            if getattr(self, name) < least:
-                raise ConfigError(f"{name}={getattr(self, name)}: set it to at least {least}")
 
 
 class Scheduler:
