@@ -27,7 +27,7 @@ from pdjax.engine.peers import PeerBook
 from pdjax.engine.ports import FrameIn, LookupDone, PullDone, PullSettled, Refused, TransportEvent
 from pdjax.engine.rooms import DropPeer, LockedRooms, Ports
 
-TICK_S = 0.25  # the transport's lazy timeouts fire only when its tables are touched (peer-servers rule 2)
+TICK_S = 0.25  # or what the transport names as its tick_s: the transport's lazy timeouts fire only when its tables are touched (peer-servers rule 2)
 
 TIMER_EVENTS = {
     "request": "expire_request",
@@ -91,7 +91,8 @@ class Driver(LockedRooms):
             self._log_wire,
             self._evicted,
         )
-        self._arm(("tick", None), ports.clock() + TICK_S)
+        self._tick_s: float = getattr(ports.transport, "tick_s", TICK_S)
+        self._arm(("tick", None), ports.clock() + self._tick_s)
         ports.transport.start(self._post)
         ports.registry.start(self._post)
 
@@ -120,7 +121,7 @@ class Driver(LockedRooms):
         with self._lock:
             if self._pending or self._inbox or self._arrived:
                 return self.ports.clock()
-            return self._timers[0][0] if self._timers else self.ports.clock() + TICK_S
+            return self._timers[0][0] if self._timers else self.ports.clock() + self._tick_s
 
     def _frame(self, event: FrameIn) -> None:
         now = self.ports.clock()
@@ -229,7 +230,7 @@ class Driver(LockedRooms):
         if kind == "tick":
             self.ports.transport.tick()
             self._forget_silent_peers(now)
-            self._arm(("tick", None), now + TICK_S)
+            self._arm(("tick", None), now + self._tick_s)
         elif kind == "silence":
             self._silence(key, now)
         elif kind == "limbo":

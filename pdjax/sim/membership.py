@@ -52,35 +52,38 @@ class SimRegistryClient:
     ) -> None:
         """op at the registry, then done(answer, error) here; done exactly once, unless the process has ended."""
         net, name = self.net, (what, self.node)
-        answered = False
-
-        def finish(answer: T | None, error: str) -> None:
-            nonlocal answered
-            if not answered and not self.closed:
-                answered = True
-                timeout.cancel()
-                done(answer, error)
+        began, answered = net.clock(), False
 
         def here(answer: T | None, error: str) -> None:
+            nonlocal answered
             until = net.frozen(self.node)
             if until:
                 net.at(until + GAP_S, lambda: here(answer, error), name)
-            else:
-                finish(answer, error)
+            elif not answered and not self.closed:
+                answered = True
+                done(answer, error)
+
+        def give_up() -> None:
+            net.at(began + CALL_TIMEOUT_S, lambda: here(None, "the registry does not answer"), name)
 
         def there() -> None:
             until = net.frozen(REGISTRY)
             if net.is_cut(self.node, REGISTRY):
-                return
-            if until:
+                give_up()
+            elif until:
+                give_up()
                 net.at(until + GAP_S, there, name)
-                return
-            registry = net.registry
-            answer = None if registry is None else self._at_registry(registry, op)
-            error = "the registry does not answer" if registry is None else ""
-            net.after(net.delay(), lambda: here(answer, error), name)
+            elif net.registry is None:
+                net.after(net.delay(), lambda: here(None, "the registry does not answer"), name)
+            else:
+                answer = self._at_registry(net.registry, op)
+                if (
+                    answer is True and what == "beat"
+                ):  # most calls of a long run: its way back changes nothing
+                    here(answer, "")
+                else:
+                    net.after(net.delay(), lambda: here(answer, ""), name)
 
-        timeout = net.after(CALL_TIMEOUT_S, lambda: here(None, "the registry does not answer"), name)
         net.after(net.delay(), there, name)
 
     def _at_registry(self, registry: Registry, op: Callable[[Registry, float], T]) -> T:
@@ -94,6 +97,7 @@ class SimRegistryClient:
     def announce(self, registration: Mapping[str, Any], *, listed: bool = False) -> None:
         """listed: the registry has the entry already (a world that begins with everybody there)."""
         self._payload = registration
+        self._key, self._epoch = parse_key(registration), parse_uint(registration["epoch"], "epoch")
         if listed and self.net.registry is not None:
             self._register(self.net.registry, self.net.clock())
             self.registered = True
@@ -114,10 +118,10 @@ class SimRegistryClient:
         self.compatible = sum(x.reason is None for x in registry.list(role, now, self._asker))
 
     def _heartbeat(self, registry: Registry, now: float) -> bool:
-        key, epoch = parse_key(self._payload), parse_uint(self._payload["epoch"], "epoch")
-        if not registry.heartbeat(key, epoch, now):
+        if not registry.heartbeat(self._key, self._epoch, now):
             return False
-        self._count_peers(registry, now)
+        if not self.compatible:
+            self._count_peers(registry, now)
         return True
 
     def _next(self, delay_s: float) -> None:
@@ -155,10 +159,9 @@ class SimRegistryClient:
         self._call(self._remove, lambda answer, error: None, "leave")
 
     def _remove(self, registry: Registry, now: float) -> bool:
-        key, epoch = parse_key(self._payload), parse_uint(self._payload["epoch"], "epoch")
-        removed = registry.remove(key, epoch)
+        removed = registry.remove(self._key, self._epoch)
         if removed:
-            self.net.on_member("evicted", key.instance_id)
+            self.net.on_member("evicted", self._key.instance_id)
         return removed
 
     # ---------------------------------------------------------------- look-ups

@@ -102,6 +102,9 @@ def differs(part: Part, array: np.ndarray[Any, Any]) -> str | None:
 class SimTransport:
     """A Transport between SimTransports of one net. name: this process, "node@epoch"."""
 
+    # Expiry is looked at when a pull comes; the tick only lets go of memory, so a simulated driver need not turn for it.
+    tick_s = 10.0
+
     def __init__(
         self, net: SimNet, name: str, *, verify: Verify = "all", offer_life_s: float = float("inf")
     ) -> None:
@@ -159,7 +162,11 @@ class SimTransport:
     def _serve(self, server: SimServer, pull: Pull) -> None:
         """A pull meets the table: each array is consumed once, a withdrawn uuid fails every part."""
         offer = server.offers.get(pull.uuid)
-        if offer is None or (not offer.withdrawn and not offer.holds_bytes):
+        if (
+            offer is None
+            or offer.until <= self.net.clock()
+            or (not offer.withdrawn and not offer.holds_bytes)
+        ):
             server.parked.setdefault(pull.uuid, []).append(pull)
             return
         pull.served = True
