@@ -3,7 +3,7 @@
 import socket
 import threading
 import time
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
 from urllib.parse import quote
 
 import httpx
@@ -351,6 +351,48 @@ def test_a_configured_host_that_is_none_is_told(clients, host):
     client.announce(prefill())
     until(lambda: client.counters["registry_silent"] >= 2, "it tries again")
     assert host in client.membership.error and not client.membership.registered
+
+
+def test_a_registry_that_falls_silent_delays_one_look_up_and_not_each(monkeypatch):
+    """A stopped machine answers nothing, not even a refusal: once each request waited for the whole call timeout."""
+    monkeypatch.setattr(client_module, "CALL_TIMEOUT_S", 1.0)
+    speaks, names = threading.Event(), ["old"]
+
+    class Registry(BaseHTTPRequestHandler):
+        def do_GET(self):
+            speaks.wait(WAIT_S)
+            seat = {"epoch": "7", "zmq_addr": "127.0.0.1:9", "serving_url": "", "compatible": True}
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(msgspec.json.encode({"instances": [{**seat, "instance_id": n} for n in names]}))
+
+        def log_message(self, *_):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Registry) as registry:
+        threading.Thread(target=registry.serve_forever, args=(0.01,), daemon=True).start()
+        client, seen = HttpRegistryClient(*registry.server_address), []
+        client.start(
+            lambda a: seen.append(([e.instance_id for e in a.entries], client.counters["lookup_failed"]))
+        )
+        monkeypatch.setattr(client_module, "LOOKUP_CACHE_S", 0.0)
+
+        def ask():
+            n = len(seen)
+            client.lookup(n, "h", None)
+            until(lambda: len(seen) > n, "an answer")
+            return seen[n]
+
+        speaks.set()
+        assert ask() == (["old"], 0)
+        speaks.clear()
+        assert ask() == (["old"], 1), "the one that finds out waits"
+        assert ask()[1] == 1, "the next one gets what was known before anything more has failed"
+        names[:] = ["new"]
+        speaks.set()
+        until(lambda: ask()[0] == ["new"], "a registry that is back is believed")
+        client.close()
+        registry.shutdown()
 
 
 def test_a_failing_sink_costs_only_itself(server, http):

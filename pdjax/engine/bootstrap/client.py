@@ -53,6 +53,7 @@ class _Answer:
     rejected: Mapping[str, str]
     error: str | None
     at: float
+    silent: bool = False  # the latest look-up ended by CALL_TIMEOUT_S: not even a refusal came
 
 
 def _base_url(host: str, port: int) -> str:
@@ -253,6 +254,13 @@ class HttpRegistryClient:
         if known is not None and known.error is None and self._clock() - known.at < LOOKUP_CACHE_S:
             self.counters["lookup_cached"] += 1
             self._answer(tag, wanted_host, known)
+        elif known is not None and known.silent and known.entries:
+            # One look-up at a time finds out whether it is back; the requests must not wait for its timeout.
+            self.counters["lookup_last_known"] += 1
+            self._answer(tag, wanted_host, known)
+            if where not in self._asking:
+                self._asking[where] = []
+                self._spawn(self._ask(where))
         elif where in self._asking:
             self.counters["lookup_joined"] += 1
             self._asking[where].append((tag, wanted_host))
@@ -264,8 +272,8 @@ class HttpRegistryClient:
         fresh = await self._fetch(where)
         known = self._known.get(where)
         if fresh.error is not None and known is not None and known.entries:
-            self.counters["lookup_last_known"] += 1
-            fresh = known
+            self.counters["lookup_last_known"] += len(self._asking[where])
+            fresh = self._known[where] = replace(known, silent=fresh.silent)
         else:
             self._known[where] = fresh
             self._known.move_to_end(where)
@@ -287,7 +295,7 @@ class HttpRegistryClient:
         except (httpx.HTTPError, httpx.InvalidURL, BadRegistration, ValueError, KeyError, TypeError) as error:
             self.counters["lookup_failed"] += 1
             text = f"registry {where[0]}:{where[1]} does not answer: {type(error).__name__} {error}"
-            return _Answer((), {}, text, self._clock())
+            return _Answer((), {}, text, self._clock(), isinstance(error, httpx.TimeoutException))
 
     def _read(self, body: Any) -> _Answer:
         entries: list[Entry] = []
