@@ -27,7 +27,8 @@ from pdjax.engine.peers import PeerBook
 from pdjax.engine.ports import FrameIn, LookupDone, PullDone, PullSettled, Refused, TransportEvent
 from pdjax.engine.rooms import DropPeer, LockedRooms, Ports
 
-TICK_S = 0.25  # or what the transport names as its tick_s: the transport's lazy timeouts fire only when its tables are touched (peer-servers rule 2)
+# The transport's lazy timeouts fire only when its tables are touched (peer-servers rule 2); it may name its own tick_s.
+TICK_S = 0.25
 
 TIMER_EVENTS = {
     "request": "expire_request",
@@ -207,7 +208,7 @@ class Driver(LockedRooms):
         if record is None or leg is None:
             return
         entries = done.entries
-        if not entries and done.rejected:
+        if not entries and done.rejected and not record.candidates:
             why = "; ".join(f"{name}: {reason}" for name, reason in done.rejected.items())
             self._safely(done.tag, Event("no_candidate", detail=f"no compatible prefill instance ({why})"))
             return

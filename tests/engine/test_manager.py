@@ -90,13 +90,13 @@ class Transport:
 
 class Registry:
     def __init__(self):
-        self.entries = ()
+        self.entries, self.rejected = (), {}
 
     def start(self, sink):
         self.sink = sink
 
     def lookup(self, tag, host, port):
-        self.sink(LookupDone(tag, tuple(self.entries), {}, None))
+        self.sink(LookupDone(tag, tuple(self.entries), self.rejected, None))
 
     def close(self):
         pass
@@ -185,6 +185,28 @@ def test_refused_legs_do_not_grow_the_table_beyond_its_bound(role):
         refused(m, 100 + room, reason="bad_request")
     assert len(m.rooms) == 5
     assert m.counters.counts["legs_refused_queue_full"] == 90
+
+
+def test_a_registry_that_lists_only_strangers_ends_the_room_at_once():
+    world = World()
+    d = world.manager("decode", "d0")
+    d.ports.registry.entries, d.ports.registry.rejected = (), {"p9": "page_size: 8 there, 4 here"}
+    d.claim(leg(1))
+    world.run(d, seconds=0.1)
+    assert d.rooms[1].reason == "no_compatible_peer" and "page_size" in d.rooms[1].detail
+
+
+def test_a_registry_that_lists_only_strangers_now_does_not_end_a_room_that_has_a_candidate():
+    """It was restarted, and the P that was asked has not registered again."""
+    world = World()
+    d = world.manager("decode", "d0")
+    d.claim(leg(1))
+    world.run(d, world.p, seconds=0.1)
+    d.ports.registry.entries, d.ports.registry.rejected = (), {"p9": "page_size: 8 there, 4 here"}
+    world.run(d, world.p, seconds=5)
+    world.offer(1)
+    world.run(d, world.p, seconds=2)
+    assert any(isinstance(e, KVReady) for e in take(d, 1))
 
 
 # ---------------------------------------------------------------- peers
