@@ -277,7 +277,8 @@ def success_has_both_sides(lines: list[Line]) -> list[Finding]:
                 )
             )
     for line in transitions_of(lines):
-        if line.get("role") == t.SENDER and line.event == "done" and line.get("to") == "Success":
+        ended = line.get("to") == "Success" != line.get("from")
+        if line.get("role") == t.SENDER and line.event == "done" and ended:
             source = pulled.get(str(line.get("uuid")))
             if pulled and (source is None or (source.life, source.room) not in scattered):
                 found.append(

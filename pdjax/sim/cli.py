@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from pdjax.core import conform
-from pdjax.sim import command
+from pdjax.sim import campaigns, command
 from pdjax.sim import docs as pages
 from pdjax.sim.explore import command as explore
 
@@ -23,6 +23,8 @@ app = typer.Typer(
 PAGE = Path("docs") / "protocol.md"
 
 app.command("replay")(command.replay)
+for found in (campaigns.fuzz, campaigns.shrink, campaigns.explain, campaigns.mutate):
+    app.command(found.__name__)(found)
 app.command("check")(explore.check)
 app.command("diagram")(explore.diagram)
 

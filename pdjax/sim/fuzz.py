@@ -8,6 +8,7 @@ seeds.
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import random
 import time
@@ -16,16 +17,31 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from pdjax.core import transitions
 from pdjax.core.settings import PDSettings
+from pdjax.sim.properties.sometimes import MOMENTS
 
 MESSAGES = ("hello", "unknown", "pending", "ready", "done", "done_ack", "abort", "failed")
 P_EVENTS = ("admitted", "prefilled", "registered", "withdrawn")
 D_EVENTS = ("peer_known", "pull_started", "landed", "scattered", "first_token")
 ANY_EVENTS = ("success", "failed", "released")
+TO_P, TO_D = ("hello", "done", "abort"), ("unknown", "pending", "ready", "failed", "done_ack")
+# What a message may say that its sender would not say now: old, foreign and made-up names, never a false "quiet".
+CONFUSED: dict[str, dict[str, list[Any]]] = {
+    "hello": {"attempt": [1, 1 << 62], "ack_epoch": [0, 1], "digest": ["other"], "fingerprint": ["other"]},
+    "abort": {"attempt": [1], "uuid": [0, 1], "digest": ["other"]},
+    "done": {"attempt": [1], "uuid": [1]},
+    "unknown": {"attempt": [1]},
+    "pending": {"attempt": [1]},
+    "ready": {"attempt": [1], "uuid": [1]},
+    "failed": {"attempt": [1], "echo": [True, False]},
+    "done_ack": {"attempt": [1], "uuid": [1]},
+}
 FAULTS = (
     "abort", "disconnect", "drop", "duplicate", "delay", "corrupt", "hang", "fail", "corrupt_part", "truncate", "slow",
     "inject", "error", "crash", "stop", "partition", "pages", "clock", "drain",
 )  # fmt: skip
+RAISED = "the run raised"
 MAX_REQUESTS, MAX_FAULTS = 20, 10
 
 Trace = dict[str, Any]
@@ -50,10 +66,12 @@ class _Draw:
         self.ds = [f"d{i}" for i in range(rng.choice([1, 1, 2, 3]))]
         self.nodes = [*self.ps, *self.ds]
         self.settings, self.flags = self._settings()
-        self.span_ms = rng.choice([5, 50, 500, 1500])  # over which requests and faults are spread
+        self.span_ms = rng.choice([5, 50, 500, 1500, 2800])  # over which requests and faults are spread
         self.rooms: list[tuple[str, int]] = []
+        self.twins = rng.choice([0, 0, 0, 0.3])
         self.short: set[str] = set()
         self.drained: set[str] = set()
+        self.extra = 0
 
     def trace(self) -> Trace:
         rng = self.rng
@@ -62,6 +80,12 @@ class _Draw:
         kinds = [k for k, w in weights.items() for _ in range(w)]
         for _ in range(rng.randrange(0, MAX_FAULTS + 1) if kinds else 0):
             steps += getattr(self, "_" + rng.choice(kinds))()
+        self.odd = rng.choice(self.nodes) if len(self.nodes) > 2 and rng.random() < 0.06 else ""
+        if self.odd:
+            self.flags[self.odd] = {"model": "other"}
+        for step in steps:  # a clock that went back before a start is docs/decisions/0006
+            if "clock" in step and any(s.get("crash") == step["clock"]["node"] for s in steps):
+                step["clock"]["jump"] = abs(step["clock"]["jump"])
         steps += self._heal()
         page_size = rng.choice([1, 2, 4, 16])
         need = max(
@@ -79,7 +103,7 @@ class _Draw:
             "timing": {
                 "jitter": rng.choice([0, 0, 0.3, 3]),
                 "link": rng.choice([0.2, 0.2, 2]),
-                "prefill_per_token": rng.choice([0.1, 1]),
+                "prefill_per_token": rng.choice([0.1, 0.1, 1, 1, 40]),
                 "decode_step": rng.choice([0.2, 1, 5]),
                 "pull_per_page": rng.choice([0.1, 2]),
             },
@@ -134,16 +158,26 @@ class _Draw:
         steps: list[Trace] = []
         busy = rng.random() < 0.15
         for i in range(rng.randrange(1, MAX_REQUESTS + 1) if busy else rng.randrange(1, 7)):
-            twin = bool(self.rooms) and rng.random() < 0.04
-            room = rng.choice(self.rooms)[1] if twin else rng.choice([i, i + 100, (1 << 62) + i])
             request: Trace = {
                 "rid": f"r{i}",
-                "room": room if room < 1 << 53 else str(room),
+                "room": rng.choice([i, i + 100, str((1 << 62) + i)]),
                 "prompt": rng.choice([1, 3, 4, 5, 9, 17, 40]),
                 "output": rng.choice([1, 2, 5, 12]),
                 "prefill": rng.choice(self.ps),
                 "decode": rng.choice(self.ds),
             }
+            at = self._when()
+            if steps and rng.random() < self.twins:
+                first = rng.choice(steps)
+                request["room"] = first["request"]["room"]
+                if rng.random() < 0.6:  # the very same prompt: only the attempt tells the two apart
+                    other = first["request"]
+                    request |= {"prompt": other["prompt"], "prefill": other["prefill"]}
+                    request["prefix"] = {"rid": other["rid"], "tokens": other["prompt"]}
+                if rng.random() < 0.4:  # when the first is a tombstone, or forgotten
+                    at = round(
+                        first["at"] + self.settings.tombstone_life_s * 1000 * rng.choice([0.5, 1.02, 1.1]), 2
+                    )
             if rng.random() < 0.15:
                 request["legs"] = {rng.choice(["prefill", "decode"]): self._leg()}
             if rng.random() < 0.05:
@@ -152,13 +186,17 @@ class _Draw:
             if rng.random() < 0.3:
                 request["stream"] = True
             self.rooms.append((request["rid"], int(request["room"])))
-            steps.append({"at": self._when(), "request": request})
+            steps.append({"at": at, "request": request})
         return steps
 
     def _leg(self) -> Trace:
         rng = self.rng
         return rng.choice(
-            [{"delay": rng.choice([1, 30, 300])}, {"drop": True}, {"status": rng.choice([400, 503])}]
+            [
+                {"delay": rng.choice([1, 30, 300])},
+                {"drop": True},
+                {"status": rng.choice([400, 503]), "delay": rng.choice([0, 30])},
+            ]
         )
 
     def _when(self) -> float:
@@ -260,8 +298,17 @@ class _Draw:
                 {**self._trigger(), "inject": {"to": to, "bytes": rng.randbytes(rng.randrange(40)).hex()}}
             ]
         room = rng.choice([*[r for _, r in self.rooms], 77777])
-        message = {"type": rng.choice(MESSAGES), "room": room if room < 1 << 53 else str(room)}
-        return [{**self._trigger(), "inject": {"to": to, "from": sender, "message": message}}]
+        kind = rng.choice(MESSAGES if rng.random() < 0.1 else TO_P if to in self.ps else TO_D)
+        message: Trace = {"type": kind, "room": room if room < 1 << 53 else str(room)}
+        for field_, values in CONFUSED.get(kind, {}).items():
+            if kind == "done" or rng.random() < 0.4:
+                message[field_] = rng.choice(values)
+        return [
+            {
+                **self._trigger(room if room != 77777 else None),
+                "inject": {"to": to, "from": sender, "message": message},
+            }
+        ]
 
     def _error(self) -> list[Trace]:
         rng = self.rng
@@ -275,13 +322,25 @@ class _Draw:
         rng = self.rng
         name = rng.choice([*self.nodes, "b0"])
         crash = {**self._trigger(), "crash": name}
+        if rng.random() < 0.2:  # away from the start, until the registry has forgotten it
+            crash = {"at": 0, "crash": name}
         back = {k: v for k, v in crash.items() if k != "crash"}
         gap = rng.choice([0, 1, 40, 700, 2500])
-        if "at" in back:
-            back["at"] += gap
-        else:
-            back["after"] = back.get("after", 0) + gap
-        return [crash, {**back, "restart": name}]
+        steps = [crash, {**self._later(back, gap), "restart": name}]
+        if name != "b0" and rng.random() < 0.7:  # a new life is heard of when it has something to do
+            self.extra += 1
+            request = {
+                "rid": f"x{self.extra}", "room": 9000 + self.extra, "prompt": 5, "output": 2,
+                "prefill": name if name in self.ps else rng.choice(self.ps),
+                "decode": name if name in self.ds else rng.choice(self.ds),
+            }  # fmt: skip
+            steps.append({**self._later(back, gap + rng.choice([0.5, 3, 100])), "request": request})
+        return steps
+
+    @staticmethod
+    def _later(trigger: Trace, by_ms: float) -> Trace:
+        key = "at" if "at" in trigger else "after"
+        return {**trigger, key: round(trigger.get(key, 0) + by_ms, 2)}
 
     def _stop(self) -> list[Trace]:
         rng = self.rng
@@ -337,7 +396,7 @@ class _Draw:
         probe = round(heal + 1000 * longest_s + 2500)
         for i, p in enumerate(self.ps):
             for j, d in enumerate(self.ds):
-                if not {p, d} & self.drained:
+                if not {p, d} & {*self.drained, self.odd}:
                     n = 10 * i + j
                     request = {
                         "rid": f"probe-{p}-{d}", "room": 500000 + n, "prompt": 5, "output": 2, "prefill": p, "decode": d,
@@ -351,11 +410,12 @@ class _Draw:
 
 @dataclass
 class Found:
-    """What one seed showed."""
+    """What one seed showed. signature: how it failed, as ``shrink`` keeps it; text: for people."""
 
     seed: int
     digest: str = ""
-    violations: list[tuple[str, str]] = field(default_factory=list)  # property, text
+    signature: list[str] = field(default_factory=list)
+    text: str = ""
     outcomes: Counter[str] = field(default_factory=Counter)
     moments: Counter[str] = field(default_factory=Counter)
     rows: Counter[int] = field(default_factory=Counter)
@@ -363,14 +423,20 @@ class Found:
 
 
 def run_seed(seed: int) -> Found:
-    """Draw, run, check. An exception of the program is a violation of S11, not of the fuzzer."""
+    """Draw, run, check."""
     from pdjax.sim.replay import run_trace
+    from pdjax.sim.shrink import failures
 
     trace = draw(seed)
     found = Found(seed)
-    result = run_trace(trace)
+    try:
+        result = run_trace(trace)
+    except Exception as error:  # the world itself gave up: a finding, and the campaign goes on
+        found.signature, found.text = [RAISED], f"{type(error).__name__}: {error}"
+        return found
     found.digest = result.digest
-    found.violations = [(v.property, str(v)) for v in result.violations]
+    found.signature = failures(trace, result)
+    found.text = "; ".join([*map(str, result.violations[:2]), *result.mismatches[:2]])
     found.outcomes.update(o.outcome for o in result.outcomes.values())
     found.moments.update(result.coverage["moments"])
     found.rows.update(result.coverage["rows"])
@@ -393,7 +459,7 @@ class Report:
         self.total.moments += found.moments
         self.total.rows += found.rows
         self.total.events += found.events
-        if found.violations:
+        if found.signature:
             self.failed.append(found)
 
     @property
@@ -424,5 +490,28 @@ def _results(seeds: range, jobs: int) -> Iterator[Found]:
     if jobs <= 1:
         yield from map(run_seed, seeds)
         return
-    with multiprocessing.get_context("spawn").Pool(jobs) as pool:
-        yield from pool.imap_unordered(run_seed, seeds, chunksize=16)
+    with multiprocessing.get_context("spawn").Pool(jobs, _quiet) as pool:
+        yield from pool.imap_unordered(run_seed, seeds, chunksize=8)
+
+
+def _quiet() -> None:
+    logging.disable(logging.CRITICAL)
+
+
+def summary(report: Report, *, coverage: bool = False) -> str:
+    """A campaign in a few lines."""
+    total = report.total
+    outcomes = ", ".join(f"{n} {name}" for name, n in sorted(total.outcomes.items()))
+    text = (
+        f"{report.seeds} seeds, {len(report.failed)} failed, {total.events} events, {report.rate:.1f} seeds/s\n"
+        f"requests: {outcomes}"
+    )
+    if not coverage:
+        return text
+    lines = [text, "moments:"]
+    lines += [f"  {total.moments.get(name, 0):6} {name}: {what}" for name, what in MOMENTS.items()]
+    missing = [i for i in range(len(transitions.ROWS)) if i not in total.rows]
+    lines.append(
+        f"rows: {len(transitions.ROWS) - len(missing)} of {len(transitions.ROWS)} reached; not: {missing}"
+    )
+    return "\n".join(lines)

@@ -400,7 +400,7 @@ def baseline(traces: Iterable[tuple[str, dict[str, Any]]]) -> list[Run]:
     runs = []
     for name, trace in traces:
         began = time.perf_counter()
-        result = run_trace(trace)
+        result = run_trace(trace, conformance=False)
         if result.violations:
             raise ValueError(f"{name} violates {result.violations[0]} without any mutant")
         runs.append(Run(name, trace, frozenset(result.coverage["rows"]), time.perf_counter() - began))
@@ -414,7 +414,10 @@ def judge(mutant: Mutant, runs: list[Run], at_most: int = 60) -> Verdict:
     meeting = [run for run in runs if mutant.row < 0 or mutant.row in run.rows]
     with mutant.patch():
         for run in meeting[:at_most]:
-            result = run_trace(run.trace)
+            try:
+                result = run_trace(run.trace, conformance=False)
+            except Exception as error:
+                return Verdict(mutant.name, "S11", f"{run.name}: {type(error).__name__}", len(meeting))
             if result.violations:
                 return Verdict(mutant.name, result.violations[0].property, run.name, len(meeting))
     return Verdict(mutant.name, reached=len(meeting))
@@ -449,3 +452,21 @@ def fixed_traces(folder: Path, n_seeds: int = 60) -> list[tuple[str, dict[str, A
     found = [(path.stem, json.loads(path.read_text())) for path in sorted(folder.glob("*.json"))]
     found = [(name, trace) for name, trace in found if not trace.get("expect", {}).get("violations")]
     return found + [(f"seed {seed}", fuzz.draw(seed)) for seed in range(n_seeds)]
+
+
+# ---------------------------------------------------------------- the page
+
+PAGE = Path("docs") / "mutation.md"
+
+
+def score(verdicts: list[Verdict]) -> str:
+    killed = sum(v.killed for v in verdicts)
+    met = [v for v in verdicts if v.reached or v.killed]
+    return f"{killed} of {len(verdicts)} mutants noticed by a property, {len(met)} have a row that is met"
+
+
+def argued() -> dict[str, str]:
+    """Survivors that are argued: the name of a mutant → why no property should notice it."""
+    from pdjax.sim.survivors import ARGUED
+
+    return dict(ARGUED)

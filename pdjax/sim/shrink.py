@@ -24,6 +24,7 @@ class Shrunk:
 
 def signature_of(trace: Trace) -> tuple[str, ...]:
     """How a trace fails: properties that it breaks beyond those it names, then outcomes that differ. () when it passes."""
+    from pdjax.sim.fuzz import RAISED
     from pdjax.sim.replay import run_trace
     from pdjax.sim.trace_file import TraceError
 
@@ -31,20 +32,16 @@ def signature_of(trace: Trace) -> tuple[str, ...]:
         result = run_trace(trace)
     except TraceError:
         return ()
+    except Exception:
+        return (RAISED,)
     return tuple(failures(trace, result))
 
 
 def failures(trace: Trace, result: Any) -> list[str]:
     known = trace.get("expect", {}).get("violations", [])
-    broken = sorted({v.property for v in result.violations} - set(known))
-    missing = [f"not {name}" for name in known if name not in {v.property for v in result.violations}]
-    differ = []
-    for rid, want in trace.get("expect", {}).get("outcomes", {}).items():
-        expected = want if isinstance(want, str) else want["outcome"]
-        got = result.outcomes.get(rid)
-        if expected != "any" and (got is None or got.outcome != expected):
-            differ.append(f"{rid}: {got.outcome if got is not None else 'none'}")
-    return [*broken, *missing, *differ]
+    broken = [name for name in result.broken if name not in known]
+    missing = [f"not {name}" for name in known if name not in result.broken]
+    return [*broken, *missing, *(text.split(",")[0].split(" found")[0] for text in result.mismatches)]
 
 
 def shrink(

@@ -241,7 +241,7 @@ class V6(Property):
             node = self.ctx.node(name, epoch)
             bound_ms = self._bound_ms(name)
             if any(n == name and int(e) > int(epoch) for n, e in self.ctx.births):
-                bound_ms *= 2  # its clock went back before it started (docs/decisions/0005)
+                bound_ms *= 2  # its clock went back before it started (docs/decisions/0006)
             if node is None or node.manager.draining:
                 return
             if self.ctx.now - max(self.ctx.disturbed_ms, line["t"]) < bound_ms or self.ctx.stopped(name):
@@ -282,11 +282,19 @@ class V7(Property):
                 return
             if there.began_ms > began - SLACK_MS or not self._same(track, there, attempt):
                 return
+            if self._never_met(*((track, there) if track.role == "receiver" else (there, track))):
+                return
             self.breach(
                 f"{track} ended ({track.reason}), {there} is still {there.state} {bound_ms:g} ms later"
             )
 
         self.ctx.at(began + bound_ms + SLACK_MS + STEP_MS, check)
+
+    def _never_met(self, receiver: Track, sender: Track) -> bool:
+        """The registry has not shown this P to D (it is away, or does not match): only timers are left."""
+        node = self.ctx.node(receiver.node, receiver.epoch)
+        record = node.manager.receiver.rooms.get(receiver.room) if node is not None else None
+        return record is None or sender.node not in record.candidates
 
     def _same(self, track: Track, there: Track, attempt: str) -> bool:
         """The two records are one hand-off: bound to each other, or not bound and of one request."""

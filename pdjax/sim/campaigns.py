@@ -1,0 +1,129 @@
+"""The commands that look for trouble: ``sim fuzz``, ``shrink``, ``explain``, ``mutate``.
+
+Exit codes as everywhere in ``sim``: 0 as expected, 1 a property broke, 2 the call or a file is wrong. Must never hold
+a rule of its own: what counts as a failure is in ``fuzz``, ``shrink`` and ``mutate``.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pdjax.sim import fuzz as fuzzing
+from pdjax.sim import mutate as mutation
+from pdjax.sim import shrink as shrinking
+from pdjax.sim.command import wrong
+from pdjax.sim.explain import explain as in_words
+from pdjax.sim.explain import meaning
+from pdjax.sim.replay import run_trace
+from pdjax.sim.trace_file import TraceError, dumps, load
+
+TRACES = Path("tests") / "traces"
+SHOW_EVERY_S = 2.0
+
+
+def quiet() -> None:
+    """Injected errors are part of the game: the servers' own log would only hide what matters."""
+    logging.disable(logging.CRITICAL)
+
+
+def fuzz(
+    seeds: Annotated[int, typer.Option(min=1, help="how many worlds")] = 200,
+    jobs: Annotated[int, typer.Option(min=1, help="processes")] = 1,
+    first: Annotated[int, typer.Option(min=0, help="the first seed")] = 0,
+    save: Annotated[Path, typer.Option(help="where the first failure is written, shrunk")] = Path("found"),
+    keep_going: Annotated[bool, typer.Option("--keep-going", help="do not stop at the first failure")] = False,
+    coverage: Annotated[bool, typer.Option(help="what was reached: moments, and rows that were not")] = False,
+) -> None:
+    """Random worlds with random faults, healed at the end. Every property is checked in each."""
+    quiet()
+    shown = time.monotonic()
+
+    def progress(report: fuzzing.Report) -> None:
+        nonlocal shown
+        if time.monotonic() - shown > SHOW_EVERY_S:
+            shown = time.monotonic()
+            typer.echo(f"{report.seeds} of {seeds} seeds, {report.rate:.1f}/s, {len(report.failed)} failed", err=True)
+
+    report = fuzzing.campaign(seeds, first=first, jobs=jobs, keep_going=keep_going, progress=progress)
+    typer.echo(fuzzing.summary(report, coverage=coverage))
+    for found in report.failed[:1]:
+        trace = fuzzing.draw(found.seed)
+        small = shrinking.shrink(trace, signature=tuple(found.signature), limit_s=20.0)
+        save.mkdir(parents=True, exist_ok=True)
+        path = save / f"{trace['name']}.json"
+        path.write_text(dumps(small.trace), encoding="utf-8")
+        typer.echo(f"seed {found.seed}: {found.text}")
+        typer.echo(f"{len(trace['steps'])} steps became {len(small.trace['steps'])}: sim replay {path}")
+    raise typer.Exit(1 if report.failed else 0)
+
+
+def shrink(
+    file: Annotated[Path, typer.Argument(help="a trace that fails")],
+    out: Annotated[Path | None, typer.Option(help="where to write it (default: over the file's name + .small)")] = None,
+    limit: Annotated[float, typer.Option(min=0.1, help="seconds")] = 5.0,
+) -> None:
+    """The same failure with fewer steps and plainer values."""
+    quiet()
+    try:
+        trace = dict(load(file).raw)
+    except TraceError as error:
+        raise wrong(str(error)) from None
+    try:
+        small = shrinking.shrink(trace, limit_s=limit)
+    except ValueError as error:
+        raise wrong(f"{file}: {error}") from None
+    path = out or file.with_suffix(".small.json")
+    path.write_text(dumps(small.trace), encoding="utf-8")
+    typer.echo(
+        f"{small.signature[0]}: {len(trace['steps'])} steps became {len(small.trace['steps'])} "
+        f"in {small.runs} runs: {path}"
+    )
+
+
+def explain(what: Annotated[str, typer.Argument(help="a trace file, or the name of a property")]) -> None:
+    """What a violated property means, which row showed it, who owned what, and the steps."""
+    quiet()
+    if not Path(what).exists():
+        try:
+            typer.echo(meaning(what))
+        except KeyError:
+            raise wrong(f"{what} is no file, and no property (S1 to S18, V1 to V12)") from None
+        return
+    try:
+        typer.echo(in_words(run_trace(load(Path(what)))), nl=False)
+    except TraceError as error:
+        raise wrong(str(error)) from None
+
+
+def mutate(
+    jobs: Annotated[int, typer.Option(min=1, help="processes")] = 1,
+    every: Annotated[int, typer.Option(min=1, help="only each n-th row mutant")] = 1,
+    seeds: Annotated[int, typer.Option(min=0, help="random worlds beside the recorded traces")] = 150,
+    mistakes_only: Annotated[bool, typer.Option("--mistakes", help="only the written-out mistakes")] = False,
+    write: Annotated[bool, typer.Option("--write", help="write docs/mutation.md")] = False,
+) -> None:
+    """Make the protocol wrong on purpose, one way at a time: which property notices?"""
+    quiet()
+    mutants = mutation.mistakes() + ([] if mistakes_only else mutation.row_mutants()[::every])
+    runs = mutation.baseline(mutation.fixed_traces(TRACES, seeds))
+    verdicts = []
+    for verdict in mutation.campaign(mutants, runs, jobs):
+        verdicts.append(verdict)
+        if not verdict.killed:
+            typer.echo(f"survives: {verdict.name} (its row is met in {verdict.reached} runs)")
+        elif sys.stderr.isatty():
+            typer.echo(f"{len(verdicts)} of {len(mutants)}", err=True)
+    typer.echo(mutation.score(verdicts))
+    if write:
+        mutation.PAGE.write_text(mutation.page(verdicts), encoding="utf-8")
+    argued = mutation.argued()
+    unexplained = [v.name for v in verdicts if not v.killed and v.name not in argued]
+    for name in unexplained:
+        typer.echo(f"not argued: {name}")
+    raise typer.Exit(1 if unexplained else 0)
