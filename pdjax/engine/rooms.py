@@ -6,6 +6,7 @@ scheduler must know is queued for it. Must never call a port, except to wake the
 
 from __future__ import annotations
 
+import dataclasses
 import heapq
 import threading
 from collections import deque
@@ -86,13 +87,14 @@ class LockedRooms(BaseKVManager):
         self._events: deque[KVEvent] = deque()
         self._timers: list[tuple[float, int, fx.TimerKey]] = []
         self._timer_seq = 0
+        self._armed: dict[fx.TimerKey, float] = {}  # the soonest entry of each key
         self._legs: dict[int, Leg] = {}
         self._unopened: dict[int, list[KVEvent]] = {}  # claimed, and not yet taken over by the scheduler
         fingerprint = args.fingerprint.hash
         self.sender = SenderSide(settings, epoch, fingerprint, args.page_size, Budget(budget_bytes))
         self.receiver = ReceiverSide(settings, epoch, fingerprint, args.page_size, list(args.pools))
         self.draining = False
-        self.log.line("started")
+        self.log.line("started", **_process(role, args, settings))
 
     # ------------------------------------------------------------------ from any thread
 
@@ -192,7 +194,7 @@ class LockedRooms(BaseKVManager):
         if record is None:
             self._legs.pop(room, None)
             self._unopened.pop(room, None)
-        self._log_transition(line, ev)
+        self._log_transition(line, ev, leg)
         self._keep(effects)
         return effects
 
@@ -210,14 +212,22 @@ class LockedRooms(BaseKVManager):
                 self._pending.append(e)
 
     def _arm(self, key: fx.TimerKey, at: float) -> None:
+        """One entry for each key, however often a peer has its deadline renewed (S12).
+
+        A later deadline is not entered: the one that fires looks at the record and arms what is left of it.
+        """
+        soonest = self._armed.get(key)
+        if soonest is not None and soonest <= at:
+            return
+        self._armed[key] = at
         self._timer_seq += 1
         heapq.heappush(self._timers, (at, self._timer_seq, key))
 
-    def _log_transition(self, line: Transition, ev: Event) -> None:
+    def _log_transition(self, line: Transition, ev: Event, leg: Leg | None) -> None:
         if line.kind == "stale":
             self.counters.add(f"stale_{line.event}")
         if self.log.on:
-            extra: dict[str, Any] = {}
+            extra: dict[str, Any] = {"rid": leg.rid, "prompt": leg.n_prompt} if leg is not None else {}
             if ev.peer:
                 extra["peer"] = ev.peer
                 extra["peer_epoch"] = str(ev.epoch)
@@ -234,6 +244,20 @@ class LockedRooms(BaseKVManager):
                 self.log.line(
                     event, m.room, message=wire.EVENT_OF[type(m)], peer=peer, attempt=str(m.attempt)
                 )
+
+
+def _process(role: str, args: KVArgs, settings: PDSettings) -> dict[str, Any]:
+    """What a log must say of its process, so that the run can be simulated: sizes, and flags unlike their defaults."""
+    flags = {
+        f.metadata["flag"]: getattr(settings, f.name)
+        for f in dataclasses.fields(settings)
+        if getattr(settings, f.name) != f.default
+    }
+    pools = [pool.name for pool in args.pools]
+    num_pages = args.pools[0].shape[0] if args.pools else 0
+    return {
+        "mode": role, "page_size": args.page_size, "num_pages": num_pages, "pools": pools, "flags": flags
+    }  # fmt: skip
 
 
 def _kv_event(e: fx.Ended | fx.PageQueue | fx.Deliver | fx.BudgetFreed) -> KVEvent:
