@@ -224,10 +224,12 @@ class Driver(LockedRooms):
         now = self.ports.clock()
         with self._lock:
             while self._timers and self._timers[0][0] <= now:
-                at, _, (kind, key) = heapq.heappop(self._timers)
-                self._fire(kind, key, at, now)
+                at, _, timer = heapq.heappop(self._timers)
+                if self._armed.get(timer) == at:  # else a sooner one of the same key has fired in its place
+                    del self._armed[timer]
+                    self._fire(*timer, now)
 
-    def _fire(self, kind: str, key: Any, at: float, now: float) -> None:
+    def _fire(self, kind: str, key: Any, now: float) -> None:
         if kind == "tick":
             self.ports.transport.tick()
             self._forget_silent_peers(now)
@@ -236,21 +238,30 @@ class Driver(LockedRooms):
             self._silence(key, now)
         elif kind == "limbo":
             entry = self.sender.limbo.get(key)
-            if entry is not None and entry.until <= now:
+            if entry is not None and entry.until > now:
+                self._arm((kind, key), entry.until)
+            elif entry is not None:
                 self._safely(key.room, Event("limbo_timer", data=key))
         elif kind == "early":
             if key not in self.sender.rooms:
                 self._safely(key, Event("early_timer"))
             else:
                 self.sender.forget_early(key, now)
+            left = self.sender.early.get(key)
+            if left:
+                self._arm((kind, key), min(e.until for e in left.values()))
         elif kind == "graveyard":
             self._graveyard(key)
         else:
             record = self.rooms.get(key)
             deadline = record.timers.get(kind) if record is not None else None
-            if record is not None and deadline is not None and deadline <= now:
-                del record.timers[kind]
-                self._safely(key, Event(TIMER_EVENTS[kind]))
+            if record is None or deadline is None:
+                return
+            if deadline > now:
+                self._arm((kind, key), deadline)
+                return
+            del record.timers[kind]
+            self._safely(key, Event(TIMER_EVENTS[kind]))
 
     def _silence(self, peer: str, now: float) -> None:
         due = self.receiver.silent(peer, now)

@@ -4,6 +4,7 @@ import pytest
 
 from pdjax.core.errors import PDError
 from pdjax.core.pools import Fingerprint, KVArgs, PoolTransferSpec, plan_parts
+from pdjax.core.room import Event
 from pdjax.core.settings import PDSettings
 from pdjax.engine.base import FirstToken, KVReady, Leg, Packed
 from pdjax.engine.manager import KVManager, Ports
@@ -302,6 +303,26 @@ def test_what_one_bad_event_leaves_unread_is_read_in_the_next_turn(monkeypatch):
     assert world.p.next_deadline() <= world.clock.now, "it does not sleep over what is left"
     world.p.turn()
     assert world.p.peers.links["d0"].last_heard > heard
+
+
+def test_a_peer_that_renews_its_deadlines_again_and_again_does_not_grow_the_timers():
+    world = World()
+    d = world.manager("decode", "d0")
+    for room in (1, 2):  # one with a leg on P, one early
+        d.claim(leg(room))
+    world.p.claim(leg(1))
+    world.run(d, world.p, seconds=1)
+    few = len(world.p._timers)
+    for _ in range(500):
+        for room in (1, 2):
+            d.event(room, Event("hello_timer"))
+        world.run(d, world.p, seconds=0.01, step_s=0.01)
+    assert len(world.p._timers) <= few + 2 and len(d._timers) < 20
+    silence_s = world.settings.lease_s + 0.5
+    world.run(world.p, seconds=silence_s)
+    assert world.p.rooms[1].reason == "lease_expired", "the renewed deadline still ends it"
+    world.run(world.p, seconds=world.settings.bootstrap_timeout_s)
+    assert world.p.sender.n_early == 0
 
 
 # ---------------------------------------------------------------- graveyard
