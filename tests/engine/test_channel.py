@@ -99,6 +99,66 @@ def test_a_refusal_is_reported_within_milliseconds(pair):
     assert min(took) < 0.05, took
 
 
+class Path:
+    """A network between D and P, whose connections can be cut while both ends live."""
+
+    def __init__(self, address: str) -> None:
+        self._to = ("127.0.0.1", int(address.rpartition(":")[2]))
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self._ends: list[socket.socket] = []
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        try:
+            while True:
+                ends = self._listener.accept()[0], socket.create_connection(self._to)
+                self._ends += ends
+                for one, other in (ends, ends[::-1]):
+                    threading.Thread(target=self._carry, args=(one, other), daemon=True).start()
+        except OSError:
+            return  # closed
+
+    def _carry(self, one: socket.socket, other: socket.socket) -> None:
+        try:
+            while data := one.recv(4096):
+                other.sendall(data)
+        except OSError:
+            return  # cut
+
+    def cut(self) -> None:
+        while self._ends:
+            end = self._ends.pop()
+            try:
+                end.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                continue
+            finally:
+                end.close()
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self.cut()
+
+
+def test_a_connection_that_breaks_is_no_refusal(pair):
+    """P lives: a heartbeat that a stopped D missed, or a box on the way, ended the connection. D once gave up each
+    room of that P, and forgot the notices that it owed."""
+    path = Path(pair.address)
+    try:
+        for i in range(3):
+            assert pair.d.send(path.address, b"%d" % i)
+            assert pair.frames(pair.p, 1) == [FrameIn("d0:1", b"%d" % i)]
+            path.cut()
+            assert pair.idle(pair.d) == []
+        assert pair.d.counters.refused == 0
+        path.close()
+        assert pair.settle(pair.d, bool) == [Refused(path.address)], "and now nobody listens"
+    finally:
+        path.cut()
+
+
 def test_few_frames_wait_for_a_p_that_is_not_there(pair):
     dead = pair.dead_address()
     n = channel_module.CONNECTING_FRAMES

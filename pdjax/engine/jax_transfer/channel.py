@@ -70,7 +70,10 @@ class ChannelCounters:
 
 @dataclass
 class _Dealer:
-    """D's socket to one P. owed: a refusal would be news, since something was sent or connected after the last."""
+    """D's socket to one P. owed: a refusal would be news, since something was sent or connected after the last.
+
+    broke: the last that the monitor told is the end of a connection.
+    """
 
     socket: zmq.Socket[bytes]
     monitor: zmq.Socket[bytes]
@@ -78,6 +81,7 @@ class _Dealer:
     connected: bool = False
     queued: int = 0
     owed: bool = True
+    broke: bool = False
 
 
 class ZmqSideChannel(SideChannel):
@@ -338,16 +342,15 @@ class ZmqSideChannel(SideChannel):
                 return
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 dealer.connected, dealer.queued, dealer.owed = True, 0, True
-            elif (
-                event == zmq.EVENT_CONNECT_RETRIED
-            ):  # the connect ended with an error, most often ECONNREFUSED
-                dealer.connected, dealer.since = False, self._clock()
-                if dealer.owed:
-                    dealer.owed = False
-                    self.counters.refused += 1
-                    events.append(Refused(address))
-            else:  # a new try, or the end of a connection: the age of this try counts from here
-                dealer.connected, dealer.since = False, self._clock()
+                continue
+            dealer.connected, dealer.since = False, self._clock()
+            # ZMQ says "retried" also when it only waits to connect again after a connection broke. P may well be
+            # there; if it is not, the connect that follows is refused.
+            broke, dealer.broke = dealer.broke, event == zmq.EVENT_DISCONNECTED
+            if event == zmq.EVENT_CONNECT_RETRIED and not broke and dealer.owed:
+                dealer.owed = False
+                self.counters.refused += 1
+                events.append(Refused(address))
 
     # ------------------------------------------------------------------ waiting and closing
 
