@@ -1,0 +1,1 @@
+"""The table for other checkers: a Murphi model (run by Rumur) and an inductive invariant (z3)."""
