@@ -44,7 +44,7 @@ class RunnerSettings:
     chunk_tokens: int = 512  # tokens of the largest prefill call
     context_tokens: int = 0  # longest request; 0: what the model and the pools allow
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # of weights and KV: see resolve_dtype
-    verify: Verify = "sampled"
+    verify: Verify = "all"
     compilation_cache: str = ""  # directory for compiled programs, kept between runs; empty: none
 
 

@@ -82,7 +82,7 @@ class ServeArgs:
     verify: Literal["off", "sampled", "all"] = arg(
         "disaggregation-verify",
         "which transferred parts are checksummed",
-        "sampled",
+        "all",
         VERIFY_MODES,
     )
     settings: PDSettings = field(default_factory=PDSettings)

@@ -41,7 +41,7 @@ class JaxTransferKVEngine(Transport):
         host: str = "127.0.0.1",
         advertise: str | None = None,
         port_base: int | None = None,
-        verify: Verify = "sampled",
+        verify: Verify = "all",
         device: jax.Device | None = None,
     ) -> None:
         if verify not in VERIFY_MODES:
