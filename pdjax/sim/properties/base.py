@@ -98,6 +98,7 @@ class Offer:
     peer: str
     packed: Any
     hashes: tuple[int, ...]
+    attempt: str = "0"
     withdrawn_ms: float = -1.0
 
 

@@ -201,9 +201,10 @@ class Monitor:
         def watched_offer(peer: str, uuid: int, packed: Any) -> None:
             room = next((r for r, t in node.manager.sender.rooms.items() if t.uuid == uuid), -1)
             self._tell({"node": node.name, "event": "offer", "uuid": str(uuid), "room": room})
-            ctx.offers.setdefault(
-                uuid, Offer(node.name, str(node.manager.epoch), room, peer, packed, digest_of(packed))
-            )
+            record = node.manager.sender.rooms.get(room)
+            attempt = str(record.attempt) if record is not None else "0"
+            made = Offer(node.name, str(node.manager.epoch), room, peer, packed, digest_of(packed), attempt)
+            ctx.offers.setdefault(uuid, made)
             offer(peer, uuid, packed)
 
         def watched_withdraw(peer: str, uuid: int, life_s: float) -> None:

@@ -27,9 +27,14 @@ class S1(Property):
             return  # the bound: after it the bytes are not charged, whatever a stopped peer does
         if "free_budget" in effects and track.before == "Transferring":
             self._bytes(track.uuid, line, track)
-        elif "free_limbo" in effects and line.get("peer"):
+        elif "free_limbo" in effects and line["event"] in WIRE:
+            message, peer, attempt, room = self.ctx.lives[line["node"], line["epoch"]].delivered
+            if (message, peer, room) != (line["event"], line["peer"], track.room):
+                return
             for uuid, offer in self.ctx.offers.items():
-                if offer.room == track.room and offer.node == track.node and offer.epoch == track.epoch:
+                if (offer.room, offer.node, offer.epoch) != (track.room, track.node, track.epoch):
+                    continue
+                if offer.attempt == attempt:
                     self._bytes(str(uuid), line, track)
 
     def _pages(self, line: dict[str, Any]) -> None:
