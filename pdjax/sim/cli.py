@@ -23,6 +23,7 @@ app = typer.Typer(
 PAGE = Path("docs") / "protocol.md"
 
 app.command("replay")(command.replay)
+app.command("import")(command.import_)
 for found in (campaigns.fuzz, campaigns.shrink, campaigns.explain, campaigns.mutate):
     app.command(found.__name__)(found)
 app.command("check")(explore.check)

@@ -1,4 +1,4 @@
-"""``sim replay``: run a trace file and show it. Must never decide anything that run_trace has not."""
+"""``sim replay`` and ``sim import``: run a trace file and show it, make one of a recorded run. Must never decide anything that run_trace has not."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
+from pdjax.sim.importer import NoRun, import_logs
 from pdjax.sim.replay import Result, run_trace
-from pdjax.sim.trace_file import Trace, TraceError, dumps, load
+from pdjax.sim.trace_file import Trace, TraceError, dumps, load, parse
 
 AS_EXPECTED, DIFFERS, WRONG, DIVERGED = 0, 1, 2, 3
 
@@ -130,3 +131,33 @@ def outputs(
     if pin is not None:
         out[pin] = dumps({**trace.raw, "choices": result.choices, "digest": result.digest})
     return out
+
+
+def import_(
+    files: Annotated[
+        list[Path], typer.Argument(help="event logs of real processes (--disaggregation-trace)")
+    ],
+    out: Annotated[Path, typer.Option("--output", "-o", help="the trace file to write")],
+) -> None:
+    """Make a trace of a recorded run: its requests, rooms, and the faults that its logs show.
+
+    Exit 0: written, and it replays. 2: the logs are not whole, or nothing was posted in them.
+    """
+    data: list[bytes] = []
+    for file in files:
+        try:
+            data += file.read_bytes().splitlines()
+        except OSError as error:
+            raise wrong(f"{file}: {error.strerror}") from None
+    try:
+        raw, remarks = import_logs(data, source=", ".join(file.name for file in files))
+        parse(raw)
+    except (NoRun, TraceError) as error:
+        raise wrong(str(error)) from None
+    try:
+        out.write_text(dumps(raw), encoding="utf-8")
+    except OSError as error:
+        raise wrong(f"{out}: {error.strerror}") from None
+    for remark in remarks:
+        typer.echo(remark, err=True)
+    typer.echo(f"{out}: {len(raw['steps'])} steps; sim replay {out} runs it")
