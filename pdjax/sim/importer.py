@@ -399,7 +399,7 @@ class _Importer:
 
     def _slow_pulls(self) -> Iterable[dict[str, Any]]:
         """Pulls that took much longer than the others, or had not landed when their room ended."""
-        took: list[tuple[Line, str, float]] = []
+        took: list[tuple[Line, str, float, bool]] = []
         for life in self.lives.values():
             for i, line in enumerate(life.lines):
                 if line.event != "pull_started" or line.room is None:
@@ -412,9 +412,9 @@ class _Importer:
                 )
                 end = landed if landed is not None else next((self.at(x) for x in over), None)
                 if end is not None:
-                    took.append((line, self.names[life.node], end - self.at(line)))
-        usual = statistics.median([ms for _, _, ms in took]) if len(took) > 2 else 5.0
-        for line, name, ms in took:
+                    took.append((line, self.names[life.node], end - self.at(line), landed is not None))
+        usual = statistics.median([ms for _, _, ms, _ in took]) if len(took) > 2 else 5.0
+        for line, name, ms, landed_in_time in took:
             if ms > 4 * usual and line.room is not None:
                 room = line.room if line.room < 1 << 53 else str(line.room)
                 yield {
@@ -422,7 +422,7 @@ class _Importer:
                     "transfer": {
                         "match": {"room": room, "to": name},
                         "do": "slow",
-                        "by": round(ms - usual, 3),
+                        "by": round(ms - usual if landed_in_time else ms, 3),
                     },
                 }
 
