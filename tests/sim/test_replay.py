@@ -163,6 +163,28 @@ def test_look_ups_go_by_the_timer():
     assert 10 < answers < 40
 
 
+# ------------------------------------------------------------------ the page
+
+
+def test_the_first_scenario_of_the_page_gives_the_ladder_of_the_page(tmp_path, monkeypatch):
+    page = (READY.parent.parent.parent / "docs" / "simulation.md").read_text()
+    path = tmp_path / "lost.json"
+    path.write_text(page.split("```json\n")[1].split("```")[0])
+    monkeypatch.setenv("COLUMNS", "110")
+    told = sim("replay", path)
+    assert told.exit_code == 0
+    shown = [line.split() for line in told.output.splitlines() if line.strip()][1:]
+    stated = page.split("```\n   ms")[1].split("```")[0]
+    assert [line.split() for line in f"   ms{stated}".splitlines() if line.strip()] == shown
+
+
+def test_the_flags_of_the_page_are_sound():
+    page = (READY.parent.parent.parent / "docs" / "simulation.md").read_text()
+    flags = next(block for block in page.split("```json\n") if block.startswith('"flags"')).split("```")[0]
+    raw = loads(READY.read_text())
+    assert run_trace({**raw, "world": json.loads("{" + flags + "}")}).ok
+
+
 # ------------------------------------------------------------------ the command
 
 
