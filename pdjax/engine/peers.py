@@ -35,7 +35,6 @@ class PeerBook:
         self._channel, self._count, self._log, self._forgotten = channel, count, log, forgotten
         self.links: dict[str, Link] = {}
         self._outbox: dict[str, list[wire.AnyMessage]] = {}
-        self._bare: set[str] = set()
 
     def learn(self, instance: str, address: str, now: float) -> None:
         """D: the registry says where this P listens now."""
@@ -54,8 +53,12 @@ class PeerBook:
         link = self.links.get(peer)
         return link.epoch if link is not None else 0
 
-    def receive(self, event: FrameIn, now: float, create: bool) -> tuple[Link, wire.Frame, bool, int] | None:
-        """Decode and judge one frame → (link, frame, may its messages act, the epoch it supersedes or 0)."""
+    def receive(self, event: FrameIn, now: float, create: bool) -> tuple[Link, wire.Frame, int] | None:
+        """Decode and judge one frame → (link, frame, the epoch it supersedes or 0); None: its messages may not act.
+
+        A frame without proof of age changes nothing here, whoever it names: it is answered by a bare stamp, which
+        the real peer echoes at once (protocol §3).
+        """
         frame = wire.decode(event.frame, self._secret, self._settings.max_frame_bytes)
         if isinstance(frame, wire.BadFrame):
             self._count(f"bad_frame_{frame.why}")
@@ -65,41 +68,37 @@ class PeerBook:
             if not create:
                 self._count("unknown_peer")
                 return None
-            self._make_room()
-            link = self.links[frame.instance] = Link(frame.instance, event.address, last_heard=now)
+            link = Link(frame.instance, event.address)
         verdict = link.judge(frame, self._epoch, now, self._settings.message_life_s)
-        if verdict == lk.OLD_EPOCH:
-            self._count("stale_epoch")
+        if verdict != lk.OK:
+            self._count("stale_epoch" if verdict == lk.OLD_EPOCH else verdict)
+            if verdict != lk.OLD_EPOCH and frame.messages:
+                bare = lk.challenge(self._me, self._epoch, now, frame)
+                self._channel.send(event.address, wire.encode(bare, self._secret))
             return None
+        if link.instance not in self.links:
+            self._make_room()
+            self.links[link.instance] = link
         if create:
             link.address = event.address
         reborn_from = link.epoch if 0 < link.epoch < frame.epoch else 0
-        link.epoch = frame.epoch
-        if verdict != lk.OK:
-            self._count(verdict)
-            if frame.messages:
-                self._bare.add(link.instance)
-            return link, frame, False, reborn_from
-        link.last_heard = now
+        link.epoch, link.last_heard = frame.epoch, now
         for m in link.take_stash():
             self.send(link.instance, m)
-        return link, frame, True, reborn_from
+        return link, frame, reborn_from
 
     def send(self, peer: str, message: wire.AnyMessage) -> None:
         self._outbox.setdefault(peer, []).append(message)
 
     def flush(self, now: float) -> None:
-        """One frame to each peer that has something to hear, or owes us proof of freshness."""
+        """One frame, or several that fit, to each peer that has something to hear."""
         outbox, self._outbox = self._outbox, {}
-        bare, self._bare = self._bare, set()
-        for peer in bare - outbox.keys():
-            outbox[peer] = []
         for peer, messages in outbox.items():
             link = self.links.get(peer)
             if link is None:
                 self._count("send_to_unknown_peer")
                 continue
-            for i in range(0, max(len(messages), 1), MAX_MESSAGES):
+            for i in range(0, len(messages), MAX_MESSAGES):
                 self._send_frame(link, messages[i : i + MAX_MESSAGES], now)
 
     def _send_frame(self, link: Link, messages: list[wire.AnyMessage], now: float) -> None:
@@ -128,7 +127,6 @@ class PeerBook:
         """The peer is a stranger from now on."""
         link = self.links.pop(instance)
         self._outbox.pop(instance, None)
-        self._bare.discard(instance)
         self._channel.forget(link.address)
         self._forgotten(instance, link.epoch)
 
