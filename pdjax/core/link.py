@@ -23,6 +23,18 @@ def _us(now: float) -> int:
     return int(now * 1e6) + 1  # 0 means "none"
 
 
+def challenge(me: str, my_epoch: int, now: float, frame: Frame) -> Frame:
+    """The bare stamp that answers a frame without proof of age. It is made from the frame alone: nothing is kept."""
+    return Frame(
+        instance=me,
+        epoch=my_epoch,
+        stamp_us=_us(now),
+        echo_us=frame.stamp_us,
+        echo_epoch=frame.epoch,
+        held_us=0,
+    )
+
+
 @dataclass
 class Link:
     """One peer instance. ``epoch`` is its newest life seen (0: none)."""
@@ -38,16 +50,17 @@ class Link:
     stash_dropped: int = 0
 
     def judge(self, frame: Frame, my_epoch: int, now: float, life_s: float) -> str:
-        """Whether the frame's messages may act. Notes the stamp either way; ``epoch`` is not changed."""
+        """Whether the frame's messages may act. Only a frame that proves its age is noted: a forged or replayed one
+        must not move the stamp that the real peer is echoed, nor its epoch (``epoch`` is set by the caller)."""
         if frame.epoch < self.epoch:
             return OLD_EPOCH
-        if frame.epoch > self._stamp_epoch or frame.stamp_us > self._stamp_us:
-            self._stamp_us, self._stamp_at, self._stamp_epoch = frame.stamp_us, now, frame.epoch
         if frame.echo_us == 0 or frame.echo_epoch != my_epoch:
             return NO_ECHO
         age_s = (_us(now) - frame.echo_us - frame.held_us) / 1e6
         if age_s > life_s or age_s < -1.0:
             return TOO_OLD
+        if frame.epoch > self._stamp_epoch or frame.stamp_us > self._stamp_us:
+            self._stamp_us, self._stamp_at, self._stamp_epoch = frame.stamp_us, now, frame.epoch
         return OK
 
     def frame(self, me: str, my_epoch: int, now: float, messages: Sequence[AnyMessage]) -> Frame:

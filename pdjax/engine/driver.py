@@ -129,11 +129,9 @@ class Driver(LockedRooms):
         got = self.peers.receive(event, now, create=self.role == t.SENDER)
         if got is None:
             return
-        link, frame, fresh, reborn_from = got
+        link, frame, reborn_from = got
         if reborn_from:
             self._reborn(link.instance, frame.epoch, reborn_from)
-        if not fresh:
-            return
         with self._lock:
             if self.role == t.RECEIVER:
                 self.receiver.answered(link.instance, now)
