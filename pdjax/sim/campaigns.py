@@ -37,7 +37,9 @@ def fuzz(
     jobs: Annotated[int, typer.Option(min=1, help="processes")] = 1,
     first: Annotated[int, typer.Option(min=0, help="the first seed")] = 0,
     save: Annotated[Path, typer.Option(help="where the first failure is written, shrunk")] = Path("found"),
-    keep_going: Annotated[bool, typer.Option("--keep-going", help="do not stop at the first failure")] = False,
+    keep_going: Annotated[
+        bool, typer.Option("--keep-going", help="do not stop at the first failure")
+    ] = False,
     coverage: Annotated[bool, typer.Option(help="what was reached: moments, and rows that were not")] = False,
 ) -> None:
     """Random worlds with random faults, healed at the end. Every property is checked in each."""
@@ -48,7 +50,9 @@ def fuzz(
         nonlocal shown
         if time.monotonic() - shown > SHOW_EVERY_S:
             shown = time.monotonic()
-            typer.echo(f"{report.seeds} of {seeds} seeds, {report.rate:.1f}/s, {len(report.failed)} failed", err=True)
+            typer.echo(
+                f"{report.seeds} of {seeds} seeds, {report.rate:.1f}/s, {len(report.failed)} failed", err=True
+            )
 
     report = fuzzing.campaign(seeds, first=first, jobs=jobs, keep_going=keep_going, progress=progress)
     typer.echo(fuzzing.summary(report, coverage=coverage))
@@ -65,7 +69,9 @@ def fuzz(
 
 def shrink(
     file: Annotated[Path, typer.Argument(help="a trace that fails")],
-    out: Annotated[Path | None, typer.Option(help="where to write it (default: over the file's name + .small)")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="where to write it (default: over the file's name + .small)")
+    ] = None,
     limit: Annotated[float, typer.Option(min=0.1, help="seconds")] = 5.0,
 ) -> None:
     """The same failure with fewer steps and plainer values."""

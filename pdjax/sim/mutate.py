@@ -24,12 +24,16 @@ Patch = Callable[[], contextlib.AbstractContextManager[None]]
 
 @dataclass(frozen=True)
 class Mutant:
-    """name: stable, of the row's own words. patch: applies it while the context is open. row: index, or -1."""
+    """name: stable, of the row's own words. patch: applies it while the context is open. row: index, or -1.
+
+    shown_by: the trace that is run first.
+    """
 
     name: str
     what: str
     patch: Patch
     row: int = -1
+    shown_by: str = ""
 
 
 @contextlib.contextmanager
@@ -263,7 +267,7 @@ def mistakes() -> list[Mutant]:
         return _table_entry(ReceiverRoom, "_effects", "say_hello", mute)
 
     sender_t = (t.SENDER, "T")
-    return [
+    found = [
         Mutant("free on send", "P's budget is free once the KV is offered", _rows_where(_freed_at_kv_ready)),
         Mutant("no epoch check", "messages of an older life and of any age act", no_epoch_check),
         Mutant("no attempt check", "D's record takes messages of another attempt", no_attempt_check),
@@ -328,6 +332,28 @@ def mistakes() -> list[Mutant]:
             lambda: _attribute(Room, "_arm", _foreign_arm(Room._arm)),
         ),
     ]
+    return [dataclasses.replace(m, shown_by=SHOWN_BY.get(m.name, "")) for m in found]
+
+
+SHOWN_BY = {
+    "answer to an echo": "B34-client-leaves-during-the-transfer",
+    "non-quiet abort answered at once": "row-the-end-of-a-hanging-pull",
+    "free on send": "B02-failure-notice",
+    "no epoch check": "row-a-word-of-an-old-life",
+    "no attempt check": "row-old-messages-under-a-pull",
+    "done before scatter": "row-landed-during-a-long-step",
+    "release on abort while landing": "B34-client-leaves-during-the-transfer",
+    "lease not renewed while queued": "B53-d-queues-longer-than-the-lease",
+    "tombstone forgotten": "B96-decode-leg-lost",
+    "count instead of set": "B93-shorter-than-stated",
+    "budget freed without quiet": "B34-client-leaves-during-the-transfer",
+    "page queue by intake": "row-ready-in-another-order-than-the-legs",
+    "abort said once": "row-an-abort-is-lost",
+    "no failed push": "row-p-fails-between-two-hellos",
+    "limbo without a timer": "row-d-dies-and-stays-away",
+    "pages at intake": "B97-slow-prefill",
+    "a deadline of the peer's clock": "B02-failure-notice",
+}
 
 
 def _like(part: Any) -> Any:
@@ -407,11 +433,12 @@ def baseline(traces: Iterable[tuple[str, dict[str, Any]]]) -> list[Run]:
     return sorted(runs, key=lambda run: run.seconds)
 
 
-def judge(mutant: Mutant, runs: list[Run], at_most: int = 60) -> Verdict:
+def judge(mutant: Mutant, runs: list[Run], at_most: int = 24) -> Verdict:
     """Run the mutant where its row is met, quickest first, until a property speaks."""
     from pdjax.sim.replay import run_trace
 
     meeting = [run for run in runs if mutant.row < 0 or mutant.row in run.rows]
+    meeting.sort(key=lambda run: run.name != mutant.shown_by)
     with mutant.patch():
         for run in meeting[:at_most]:
             try:

@@ -151,6 +151,10 @@ class Context:
     deadlines: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
     stops: dict[str, float] = field(default_factory=dict)  # node → ms that it spent stopped so far
     disturbed_ms: float = -1e18  # the newest moment at which a fault touched messages or processes
+    broken_ms: float = -1e18  # likewise, but only processes and links, not single messages
+    losses: dict[int, list[float]] = field(
+        default_factory=dict
+    )  # room → when a message about it was lost or late
     ending: bool = False
     _seen: set[tuple[str, str]] = field(default_factory=set)
     _n: int = 0

@@ -264,7 +264,7 @@ class V6(Property):
 class V7(Property):
     name = "V7"
     sentence = "when one leg ends, the other ends in a round trip and a retry, not by its timeout"
-    bound = "2·R + h1 while messages get through"
+    bound = "2·R + h1, and max(h1, hr) more for each of up to two lost messages"
     hears = ("transition",)
 
     def on_line(self, line: dict[str, Any], track: Track | None) -> None:
@@ -273,14 +273,22 @@ class V7(Property):
         settings = self.ctx.settings(track.node)
         bound_ms = (2 * settings.answer_bound_s + settings.hello_interval_s) * 1000
         began, attempt = line["t"], track.attempt
+        retry_ms = max(settings.hello_interval_s, settings.renew_s) * 1000
 
         def check() -> None:
-            if self.ctx.disturbed_ms >= began - bound_ms or self.ctx.ending:
+            if self.ctx.broken_ms >= began - bound_ms or self.ctx.ending:
+                return
+            lost = sum(t >= began - bound_ms for t in self.ctx.losses.get(track.room, ()))
+            due = began + bound_ms + SLACK_MS + STEP_MS + lost * retry_ms
+            if lost > 2:
+                return
+            if self.ctx.now < due - SLACK_MS:
+                self.ctx.at(due, check)
                 return
             there = self.ctx.other_side(track)
             if there is None or not there.live or self.ctx.stopped(there.node):
                 return
-            if there.began_ms > began - SLACK_MS or not self._same(track, there, attempt):
+            if there.began_ms > began or not self._same(track, there, attempt):
                 return
             if self._never_met(*((track, there) if track.role == "receiver" else (there, track))):
                 return

@@ -158,7 +158,11 @@ class Monitor:
             life.delivered = (line["message"], line["peer"], line["attempt"], int(line["room"]))
         elif event in ("crashed", "restarted") or (event == "hit" and "message" in line):
             self.ctx.disturbed_ms = max(self.ctx.disturbed_ms, line["t"])
-            self._look = True
+            if event != "hit":
+                self.ctx.broken_ms = max(self.ctx.broken_ms, line["t"])
+                self._look = True
+            elif line["do"] != "duplicate":
+                self.ctx.losses.setdefault(int(line["room"]), []).append(line["t"])
         elif event == "step" and line["action"] in ("stop", "partition"):
             self._stands_still()
         elif event == "started":
@@ -192,6 +196,7 @@ class Monitor:
                 self._frozen[name] = until
         latest_s = max([*net._frozen_until.values(), *net._cut_until.values()], default=0.0)
         ctx.disturbed_ms = max(ctx.disturbed_ms, latest_s * 1000)
+        ctx.broken_ms = max(ctx.broken_ms, latest_s * 1000)
 
     def _watch_transport(self, node: Any) -> None:
         ctx, transport, life = self.ctx, node.transport, f"{node.name}@{node.manager.epoch}"

@@ -11,6 +11,7 @@ from pdjax.sim.properties.base import ENDED, WIRE, Property, Track, digest_of
 
 ORDER = {"Bootstrapping": 0, "WaitingForInput": 1, "Transferring": 2}
 PAGES = ("pages_taken", "pages_freed")
+STORM_MS, STORM_MESSAGES = 100.0, 60  # docs/decisions/0002, 0004: two sides that answer each other for ever
 
 
 class S1(Property):
@@ -346,11 +347,27 @@ class S11(Property):
 class S12(Property):
     name = "S12"
     sentence = "what peers can make a process remember is bounded, and nothing is allocated for an unknown id"
-    bound = "records ≤ legs accepted and not forgotten; early entries, peers ≤ their settings"
-    hears = ("leg", "leg_bad", "leg_refused")
+    bound = (
+        "records ≤ legs accepted and not forgotten; early entries, peers ≤ their settings; "
+        "60 messages about one room in 100 ms"
+    )
+    hears = ("leg", "leg_bad", "leg_refused", "sent")
     instants = True
 
+    def __init__(self, ctx: Any) -> None:
+        super().__init__(ctx)
+        self.sent: dict[tuple[str, int], tuple[float, int]] = {}
+
     def on_line(self, line: dict[str, Any], track: Track | None) -> None:
+        if line["event"] == "sent":
+            key = (line["node"], int(line["room"]))
+            since, n = self.sent.get(key, (line["t"], 0))
+            if line["t"] - since > STORM_MS:
+                since, n = line["t"], 0
+            self.sent[key] = since, n + 1
+            if n + 1 == STORM_MESSAGES + 1:
+                self.breach(f"room {key[1]}: {key[0]} sends more than {n} messages in {STORM_MS:g} ms", line)
+            return
         if line["from"] == "Absent" and line["to"] != "Absent":
             self.ctx.lives[line["node"], line["epoch"]].legs += 1
 
