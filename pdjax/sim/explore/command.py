@@ -52,9 +52,10 @@ def _run(search: Search, max_states: int, drop: str) -> bool:
     assert report.world is not None
     for violation in report.violations + report.deadlocks:
         typer.echo(story.tell(violation, report.world))
-    pinned = (search.states, search.edges)
-    if report.ok and not drop and (report.states, report.edges) != pinned:
-        typer.echo(f"  not the pinned size {pinned}: the table or the model has changed (explore/menu.py)")
+    if report.ok and not drop and (report.states, report.edges) != search.pinned:
+        typer.echo(
+            f"  not the pinned size {search.pinned}: the table or the model has changed (explore/menu.py)"
+        )
         return False
     return report.ok
 

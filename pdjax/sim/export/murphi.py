@@ -82,9 +82,7 @@ def _rows(prefix: str, state: str, rows: list[t.Row], wire: bool) -> list[str]:
     lines: list[str] = []
     open_if = total = False
     for row in rows:
-        conditions = [
-            ("!" if c.startswith("!") else "") + f"{prefix}if_{c.lstrip('!')}(e)" for c in row.when
-        ]
+        conditions = [("!" if c.startswith("!") else "") + f"{prefix}if_{c.lstrip('!')}(e)" for c in row.when]
         body = [f"      {state} := {row.to};"] if row.to != "=" else []
         body += [f"      {prefix}do_{e}(e);" for e in row.effects]
         if conditions:

@@ -1,0 +1,181 @@
+"""The exhaustive search: pinned sizes, no breach, and that every kind of breach would be seen."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from pdjax.core import transitions as t
+from pdjax.sim.explore import SEARCHES, Ask, Config, Report, explore
+from pdjax.sim.explore.config import TIMERS
+from pdjax.sim.explore.menu import CALM, FEW, ONE
+from pdjax.sim.explore.story import replay, tell
+
+QUICK = [s.name for s in SEARCHES.values() if not s.deep]
+
+
+@functools.cache
+def report_of(name: str) -> Report:
+    return explore(SEARCHES[name].config)
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_no_state_is_wrong_or_stuck(name: str) -> None:
+    report = report_of(name)
+    assert report.complete
+    assert [v.text for v in report.violations + report.deadlocks] == []
+    assert (report.states, report.edges) == SEARCHES[name].pinned, "the table or the model has changed"
+
+
+def test_rows_that_no_search_reaches_are_known() -> None:
+    """A row that no quick search reaches is listed with what it would need, and the list is exact."""
+    reached = set().union(*(report_of(name).coverage for name in QUICK))
+    missed = {
+        f"{r.role} {r.states} {r.event} {' '.join(r.when)}".strip()
+        for i, r in enumerate(t.ROWS)
+        if i not in reached
+    }
+    assert missed == set().union(*UNREACHED.values())
+
+
+UNREACHED: dict[str, set[str]] = {}
+
+
+# ---------------------------------------------------------------- negative controls
+
+
+def changed(match: Callable[[t.Row], bool], **changes: object) -> list[t.Row]:
+    rows = [dataclasses.replace(r, **changes) if match(r) else r for r in t.ROWS]  # type: ignore[arg-type]
+    assert rows != t.ROWS
+    return rows
+
+
+def without(match: Callable[[t.Row], bool]) -> list[t.Row]:
+    rows = [r for r in t.ROWS if not match(r)]
+    assert len(rows) < len(t.ROWS)
+    return rows
+
+
+def strip(effect: str, match: Callable[[t.Row], bool]) -> list[t.Row]:
+    rows = [
+        dataclasses.replace(r, effects=tuple(e for e in r.effects if e != effect)) if match(r) else r
+        for r in t.ROWS
+    ]
+    assert rows != t.ROWS
+    return rows
+
+
+def p(state: str, event: str) -> Callable[[t.Row], bool]:
+    return lambda r: r.role == t.SENDER and state in r.states and event in r.event.split()
+
+
+def d(state: str, event: str) -> Callable[[t.Row], bool]:
+    return lambda r: r.role == t.RECEIVER and state in r.states and event in r.event.split()
+
+
+LEAN = ONE.but(lose=False, duplicate=False, wire=1)
+
+MUTANTS: list[tuple[str, str, list[t.Row], Config]] = [
+    ("P keeps its bytes registered after an abort", "S1", strip("withdraw", p("T", "abort_local")), LEAN),
+    ("D keeps its pages after an abort", "S1", strip("engine_stop", d("T", "abort_local")), LEAN),
+    ("D says done before the scatter", "S2", changed(d("T", "landed"), to="S", effects=("notice_done", "bury")), LEAN),
+    ("P forgets what its room was charged", "S3", strip("free_budget", p("T", "done")), LEAN),
+    ("budget freed without quiet", "S4", changed(
+        p("T", "abort_local"), effects=("withdraw", "free_budget", "say_failed", "bury"), when=()), LEAN),
+    ("a lease ends and nothing is withdrawn", "S1", strip("withdraw", p("T", "expire_lease")), LEAN),
+    ("another prompt's abort ends the room", "S5", without(
+        lambda r: p("B", "abort")(r) and "foreign_digest" in r.when), SEARCHES["crossed"].config),
+    ("a failed room comes back", "S6", changed(d("F", "ready"), to="W", effects=("note_ready",)), LEAN),
+    ("kv_ready is not expected", "S6", without(p("W", "kv_ready")), LEAN),
+    ("P succeeds on an abort", "S13", changed(lambda r: p("T", "abort")(r) and "quiet" in r.when, to="S"), LEAN),
+    ("prefill without budget", "S17", strip("reserve", p("B", "admit")), LEAN),
+    ("D never tells its client", "V1", strip("engine_stop", d("W", "failed")), LEAN),
+    ("no timer ends a room of P", "V1", strip("arm_request", p("N", "leg")), LEAN),
+    ("a late settlement is not noticed", "V2", strip("notice_quiet", d("F", "pull_settled")), LEAN),
+    ("P's end is not pushed", "V7", strip("say_failed", p("W", "abort_local")), CALM),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("rule", "rows", "config"), [m[1:] for m in MUTANTS], ids=[m[0] for m in MUTANTS])
+def test_a_wrong_table_is_caught_by_name(rule: str, rows: list[t.Row], config: Config) -> None:
+    report = explore(config, rows, rules={rule})
+    found = report.violations + report.deadlocks
+    assert [v.rule for v in found] == [rule]
+    assert len(found[0].steps) <= 16
+
+
+def test_the_table_is_the_projects_again_after_a_mutant() -> None:
+    compiled = t.COMPILED
+    explore(FEW, without(p("W", "kv_ready")))
+    assert t.COMPILED is compiled
+
+
+def test_without_the_limbo_assumption_bytes_leave_limbo_under_a_pull() -> None:
+    report = explore(LEAN.but(assume=("tombstone",)), liveness=False)
+    violation = report.violations[0]
+    assert violation.rule == "S4"
+    assert violation.steps[-1][0] == "limbo"
+    assert len(violation.steps) == 12
+
+
+def test_without_the_tombstone_assumption_an_old_abort_meets_a_new_use_of_its_room() -> None:
+    config = LEAN.but(asks=(Ask(uses=2),), assume=("limbo",))
+    violation = explore(config, liveness=False).violations[0]
+    assert violation.rule in ("S5", "S18")
+    assert any(step[-1] == "tombstone" for step in violation.steps)
+    assert violation.steps[-1][3][1][0] == "abort"
+
+
+# ---------------------------------------------------------------- the report
+
+
+def test_a_counterexample_can_be_replayed_and_read() -> None:
+    rows = strip("free_budget", p("T", "done"))
+    report = explore(LEAN, rows)
+    violation = report.violations[0]
+    assert report.world is not None
+    with t.using(rows):
+        moves = replay(report.world, violation.steps)
+        text = tell(violation, report.world, rows)
+    assert [m.action for m in moves] == violation.steps
+    assert f"{len(violation.steps):3}. d0 → p0: done(room 7" in text
+    assert "S3 means" in text
+
+
+def test_a_search_that_is_cut_short_says_so() -> None:
+    report = explore(ONE.but(max_states=50))
+    assert not report.complete
+    assert not report.ok
+
+
+def test_the_order_of_the_search_depends_on_no_hash() -> None:
+    code = (
+        "from tests.sim.test_explore import *\n"
+        "r = explore(LEAN.but(assume=('tombstone',)), liveness=False)\n"
+        "print(r.states, r.edges, r.violations[0].steps)"
+    )
+    outs = []
+    for seed in ("1", "2"):
+        env = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.getcwd()}
+        done = subprocess.run(
+            [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True
+        )
+        outs.append(done.stdout)
+    assert outs[0] == outs[1] != ""
+
+
+def test_every_timer_kind_is_used() -> None:
+    """A kind that no move is named after would be a switch that does nothing."""
+    seen: set[str] = set()
+    report = report_of("one-room")
+    assert report.world is not None
+    for ops in report.world._ops.values():
+        for action, _, _ in ops:
+            seen.add(action[3] if action[0] == "timer" else action[0])
+    assert set(TIMERS) - seen == {"graveyard"}  # that one belongs to a pull, not to a process
