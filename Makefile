@@ -4,10 +4,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PYTEST_ARGS ?=
+JOBS ?= 2
 
 export JAX_PLATFORMS ?= cpu
 
-.PHONY: demo test lint format docs clean
+.PHONY: demo test lint format docs clean fuzz mutate
 
 $(STAMP): pyproject.toml
 	@echo "== preparing $(VENV) (a few minutes the first time: jax is large)"
@@ -41,3 +42,9 @@ docs: $(STAMP)
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+fuzz: $(STAMP)
+	@$(BIN)/sim fuzz --seeds 20000 --jobs $(JOBS) --coverage
+
+mutate: $(STAMP)
+	@$(BIN)/sim mutate --jobs $(JOBS) --write
