@@ -8,7 +8,7 @@ JOBS ?= 2
 
 export JAX_PLATFORMS ?= cpu
 
-.PHONY: demo test lint format docs clean fuzz mutate
+.PHONY: demo test lint format docs check-deep clean fuzz mutate
 
 $(STAMP): pyproject.toml
 	@echo "== preparing $(VENV) (a few minutes the first time: jax is large)"
@@ -36,6 +36,10 @@ lint: $(STAMP)
 format: $(STAMP)
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
+
+# Every search, also the large ones: a quarter of an hour or so. Small ones are part of `make test`.
+check-deep: $(STAMP)
+	@$(BIN)/sim check --deep
 
 docs: $(STAMP)
 	@$(BIN)/sim docs --write

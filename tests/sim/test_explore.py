@@ -44,7 +44,49 @@ def test_rows_that_no_search_reaches_are_known() -> None:
     assert missed == set().union(*UNREACHED.values())
 
 
-UNREACHED: dict[str, set[str]] = {}
+UNREACHED: dict[str, set[str]] = {
+    "a P or D dies while the wire holds two messages (deep: one-room-crash-p, one-room-crash-d)": {
+        "sender N hello",
+        "sender N abort uuid_of_my_epoch",
+        "sender N abort",
+        "sender N done",
+        "sender BWT hello ack_foreign",
+        "sender T done",
+        "sender BW done",
+        "receiver WT unknown pending ready failed from_bound newer_life",
+        "receiver T failed echo quiet",
+    },
+    "an older or newer attempt at a room that P still works on: D crashes and the room is posted to it again": {
+        "sender B hello attempt_newer",
+        "sender W hello attempt_newer",
+        "sender T hello attempt_newer",
+        "sender BWT hello attempt_older",
+        "sender BWT abort attempt_older",
+        "sender S hello attempt_older",
+        "sender BWT limbo_timer",
+        "sender BWT peer_reborn",
+    },
+    "P fails before D has come, ungated": {"sender T engine_error !bound"},
+    "two candidates that both have the room": {
+        "receiver B failed !from_candidate !echo",
+        "receiver B failed",
+        "receiver B refused peer_silence",
+        "receiver WT ready pending !from_bound",
+        "receiver WT failed !from_bound !echo",
+        "receiver S ready pending !from_bound",
+        "receiver S failed !from_bound !echo",
+    },
+    "a registry that answers when the room is bound or over": {
+        "receiver WT candidates",
+        "receiver WT no_candidate",
+        "receiver S candidates",
+    },
+    "a P that registers twice": {"receiver T ready !same_uuid", "receiver W ready !same_uuid"},
+    "time: an answer that is late and not yet silence": {"receiver W start has_uuid pages_taken"},
+    "decoding is the scheduler's: the manager drops what ends a room that has ended": {
+        "receiver S abort_local engine_error"
+    },
+}
 
 
 # ---------------------------------------------------------------- negative controls
@@ -130,6 +172,42 @@ def test_without_the_tombstone_assumption_an_old_abort_meets_a_new_use_of_its_ro
     assert violation.rule in ("S5", "S18")
     assert any(step[-1] == "tombstone" for step in violation.steps)
     assert violation.steps[-1][3][1][0] == "abort"
+
+
+def test_gated_p_does_not_expire_a_room_that_has_its_d() -> None:
+    """Found by one-room-gated: the bootstrap timer stayed armed after the hello, an illegal event five steps in."""
+    from pdjax.core import wire
+    from pdjax.core.room import Event
+    from pdjax.core.sender import Budget, SenderSide
+    from pdjax.core.settings import PDSettings
+
+    side = SenderSide(PDSettings(gated=True), 1 << 32, "f", 1, Budget(1))
+    side.handle(7, Event("leg"), 0.0, "a")
+    assert "bootstrap" in side.rooms[7].timers
+    hello = wire.Hello(room=7, attempt=1, ack_epoch=0, fingerprint="f", digest="a")
+    side.handle(7, Event("hello", "d0", 1, hello), 0.0)
+    assert set(side.rooms[7].timers) == {"request", "lease"}
+
+
+@pytest.mark.parametrize(("digest", "state"), [("b", "T"), ("a", "F")])
+def test_a_newer_attempts_abort_gives_back_nothing_of_the_bound_one(digest: str, state: str) -> None:
+    """Found by crossed: another prompt's abort ended the room, and its quiet freed bytes under the bound pull."""
+    from pdjax.core import wire
+    from pdjax.core.room import Event
+    from pdjax.core.sender import Budget, Offer, SenderSide
+    from pdjax.core.settings import PDSettings
+    from pdjax.sim.explore.process import FIRST, PARTS
+
+    side = SenderSide(PDSettings(), 1 << 32, "f", 1, Budget(1))
+    side.handle(7, Event("leg"), 0.0, "a")
+    hello = wire.Hello(room=7, attempt=1, ack_epoch=0, fingerprint="f", digest="a")
+    side.handle(7, Event("hello", "d0", 1, hello), 0.0)
+    side.handle(7, Event("admit", data=1), 0.0)
+    side.handle(7, Event("kv_ready", data=Offer(object(), PARTS, 1, 1, FIRST)), 0.0)
+    abort = wire.Abort(room=7, attempt=2, uuid=0, quiet=True, reason="client_abort", digest=digest)
+    side.handle(7, Event("abort", "d1", 1, abort), 0.0)
+    assert side.rooms[7].state == t.LETTERS[state]
+    assert side.budget.charged_bytes == 1
 
 
 # ---------------------------------------------------------------- the report

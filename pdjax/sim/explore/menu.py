@@ -39,6 +39,17 @@ PINNED = {
     "alien": (520, 3_392),
     "room-used-again": (16_568, 59_247),
     "two-calm": (6_988, 26_998),
+    "one-room-crash-d": (39_670, 430_581),
+    "one-room-crash-p": (86_064, 913_778),
+    "two-abort-p": (111_043, 333_872),
+    "two-abort-d": (41_488, 111_044),
+    "two-lose": (14_300, 80_790),
+    "two-duplicate": (9_842, 43_016),
+    "two-part-fails": (3_726, 9_046),
+    "two-hang": (5_846, 16_026),
+    "two-lease": (41_774, 99_588),
+    "two-crash-d": (9_646, 26_144),
+    "two-crash-p": (27_431, 67_928),
 }
 
 

@@ -132,7 +132,9 @@ class Checker:
                 found.append(f"S4: uuid {r.uuid:x} is withdrawn under its live room")
         for pull in env.pulls:
             record = pr.room_of(world.node(state, pull.d), pull.room)
-            if pull.stage not in ("queued", "arrived") and not (record and record[pr.R_ATTEMPT] == pull.attempt):
+            if pull.stage not in ("queued", "arrived") and not (
+                record and record[pr.R_ATTEMPT] == pull.attempt
+            ):
                 found.append(f"S4: {pull.d} has forgotten room {pull.room} under its pull")
             if pull.stage not in ("reading", "hung") or not world.alive(state, pull.p, pull.p_epoch):
                 continue

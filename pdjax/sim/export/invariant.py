@@ -338,18 +338,19 @@ def prove(rows: Sequence[t.Row] | None = None) -> list[Failure]:
     before, after = _PAIR
     found: list[Failure] = []
     start = z3.And(before.p("N"), before.d("N"), *[z3.Not(getattr(before, f)) for f in FLAGS])
-    found += _check("the start", start, clauses(before), z3.BoolVal(True))
-    holds = z3.And(*clauses(before).values(), before.p(P_STATES), before.d(D_STATES))
+    found += _check(z3.Solver(), "the start", start, clauses(before))
+    solver = z3.Solver()
+    solver.add(*clauses(before).values(), before.p(P_STATES), before.d(D_STATES))
+    wanted = clauses(after)
     for name, step in steps(rows):
-        found += _check(name, step, clauses(after), holds)
+        solver.push()
+        found += _check(solver, name, step, wanted)
+        solver.pop()
     return found
 
 
-def _check(name: str, step: Any, wanted: dict[str, Any], holds: Any) -> list[Failure]:
-    solver = z3.Solver()
-    solver.add(holds, step)
-    solver.push()
-    solver.add(z3.Not(z3.And(*wanted.values())))
+def _check(solver: z3.Solver, name: str, step: Any, wanted: dict[str, Any]) -> list[Failure]:
+    solver.add(step, z3.Not(z3.And(*wanted.values())))
     if solver.check() == z3.unsat:
         return []
     model = solver.model()
@@ -369,11 +370,10 @@ def _words(model: z3.ModelRef) -> str:
 def possible(rows: Sequence[t.Row] | None = None) -> list[str]:
     """Steps that can happen in a state of the invariant: a proof about steps that cannot would prove nothing."""
     before, _ = _PAIR
-    holds = z3.And(*clauses(before).values(), before.p(P_STATES), before.d(D_STATES))
+    solver = z3.Solver()
+    solver.add(*clauses(before).values(), before.p(P_STATES), before.d(D_STATES))
     found = []
     for name, step in steps(rows if rows is not None else t.ROWS):
-        solver = z3.Solver()
-        solver.add(holds, step)
-        if solver.check() == z3.sat:
+        if solver.check(step) == z3.sat:
             found.append(name)
     return found
