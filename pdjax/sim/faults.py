@@ -6,7 +6,6 @@ Must never change a server's code or state but through what the step says.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,23 +14,15 @@ import msgspec
 import numpy as np
 
 from pdjax.core import wire
-from pdjax.core.link import Link
-from pdjax.core.pools import Manifest
 from pdjax.engine.bootstrap.registry import BadRegistration
+from pdjax.sim.forge import forged_frame
 from pdjax.sim.loop import Name
 from pdjax.sim.net import REGISTRY, Copy
-from pdjax.sim.node import Node
+from pdjax.sim.pressure import INJECTED, arm_error, hold_pages
 from pdjax.sim.router import SIDES, Router
 from pdjax.sim.trace_file import EMITTERS, On, Step, Trace
 from pdjax.sim.transport import Pull
 from pdjax.sim.world import World
-
-INJECTED = "injected by the trace"
-STOLEN_TOKEN = 1 << 62  # owner of the pages that a ``pages`` step holds
-
-
-class Injected(RuntimeError):
-    """The error that an ``error`` step raises."""
 
 
 @dataclass
@@ -371,122 +362,3 @@ class Scenario:
         for node in self.world.nodes.values():
             if node.alive:
                 hold_pages(node, None)
-
-
-def hold_pages(node: Node, free: int | None) -> bool:
-    """Take pages until ``free`` remain; None: give them back. False: nothing to do."""
-    allocator = node.scheduler.cache.allocator  # type: ignore[attr-defined]
-    if free is None:
-        if not node.pages_taken:
-            return False
-        for i in range(node.page_holds):
-            allocator.free(STOLEN_TOKEN + i)
-        node.pages_taken = node.page_holds = 0
-        node.wake_scheduler()
-        return True
-    n = allocator.free_pages - free
-    if n <= 0:
-        return False
-    allocator.alloc(n, STOLEN_TOKEN + node.page_holds)
-    node.page_holds += 1
-    node.pages_taken += n
-    return True
-
-
-def arm_error(node: Node, where: str, room: int | None) -> None:
-    """The next piece of that work (for that room) raises, once."""
-    owner: Any = node.transport if where in ("register", "pull") else node.runner
-    name = {"register": "offer"}.get(where, where)
-    original = getattr(owner, name)
-    armed = True
-
-    def work(*args: Any, **kwargs: Any) -> Any:
-        nonlocal armed
-        if armed and (room is None or room in _rooms_of(node, where, args)):
-            armed = False
-            raise Injected(f"{INJECTED}: {where}")
-        return original(*args, **kwargs)
-
-    setattr(owner, name, work)
-
-
-def _rooms_of(node: Node, where: str, args: tuple[Any, ...]) -> list[int]:
-    """The rooms that this piece of work is for."""
-    scheduler, manager = node.scheduler, node.manager
-    if where in ("prefill", "gather"):
-        head = scheduler.prefilling.head()
-        return [head.req.room] if head is not None and head.req.room is not None else []
-    if where == "register":
-        return [r.room for r in manager.sender.rooms.values() if r.uuid == args[1]]
-    if where == "pull":
-        return [
-            r.room
-            for r in manager.receiver.rooms.values()
-            if r.manifest is not None and r.manifest.uuid == args[2]
-        ]
-    if where == "scatter":
-        pages = list(args[0])
-        queue = scheduler.in_flight  # type: ignore[attr-defined]
-        return [s.req.room for s in queue if list(s.req.pages[: len(pages)]) == pages]
-    return [s.req.room for s in scheduler.running if s.req.room is not None]
-
-
-def forged_frame(source: Node, to: Node, given: Mapping[str, Any]) -> bytes:
-    """A frame with one message: what source would say to `to` now, but for the fields that are given."""
-    kind = next(k for k, name in wire.EVENT_OF.items() if name == given["type"])
-    room = given.get("room", _newest_room(source))
-    fields = _defaults(source, room)
-    fields |= {k: v for k, v in given.items() if k != "type"}
-    if kind is wire.Ready and "uuid" in given:
-        fields["manifest"] = msgspec.structs.replace(fields["manifest"], uuid=given["uuid"])
-    message = kind(**{name: fields[name] for name in kind.__struct_fields__})
-    manager = source.manager
-    known = manager.peers.links.get(to.name)
-    link = copy.copy(known) if known is not None else Link(to.name, "")
-    link.stash = []
-    return wire.encode(link.frame(source.name, source.epoch, source.net.clock(), [message]))
-
-
-def _newest_room(source: Node) -> int:
-    return next(reversed(source.manager.rooms), 0)
-
-
-def _defaults(source: Node, room: int) -> dict[str, Any]:
-    """Every field of every message, as source would fill it for that room now."""
-    manager = source.manager
-    fingerprint = source.args.fingerprint.hash
-    fields: dict[str, Any] = {
-        "room": room, "attempt": 1, "ack_epoch": 0, "fingerprint": fingerprint, "digest": "", "uuid": 0,
-        "quiet": True, "reason": "lost", "echo": False, "message": "", "lease_s": source.settings.lease_s,
-        "first": wire.FirstToken(0),
-    }  # fmt: skip
-    offer = None
-    if source.role == "decode":
-        record = manager.receiver.rooms.get(room)
-        if record is not None:
-            uuid = record.manifest.uuid if record.manifest is not None else 0
-            fields |= {
-                "attempt": record.attempt, "ack_epoch": record.bound_epoch, "digest": record.digest,
-                "uuid": uuid, "quiet": not record.pulling, "reason": record.reason or "client_abort",
-            }  # fmt: skip
-    else:
-        sender = manager.sender.rooms.get(room)
-        if sender is not None:
-            fields |= {
-                "attempt": sender.attempt, "uuid": sender.uuid, "digest": sender.digest,
-                "reason": sender.reason or "lost",
-            }  # fmt: skip
-            offer = sender.offer
-    fields["manifest"] = Manifest(
-        uuid=fields["uuid"],
-        transfer_address=f"{source.net.ip_of(source.name)}:1",
-        n_tokens=offer.n_tokens if offer else 1,
-        n_pages=offer.n_pages if offer else 1,
-        page_size=source.spec.page_size,
-        fingerprint=fingerprint,
-        digest=fields["digest"],
-        parts=offer.parts if offer else (),
-    )
-    if offer:
-        fields["first"] = offer.first
-    return fields

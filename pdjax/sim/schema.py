@@ -16,6 +16,14 @@ from typing import Any
 Schema = Mapping[str, Any]
 
 
+class TraceError(ValueError):
+    """The file is wrong. path: the key, with its step; text: why."""
+
+    def __init__(self, path: str, text: str) -> None:
+        super().__init__(f"{path}: {text}" if path else text)
+        self.path, self.text = path, text
+
+
 class SchemaError(ValueError):
     """path: where in the document; text: what is wrong there."""
 

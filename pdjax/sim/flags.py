@@ -1,0 +1,94 @@
+"""Server flags of a trace file → what a simulated node is started with. Must never take a flag that changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
+from typing import Any
+
+from pdjax.core.errors import ConfigError
+from pdjax.core.settings import PDSettings
+from pdjax.sched.scheduler import SchedulerConfig
+from pdjax.sim.node import NodeSpec
+from pdjax.sim.runner import SimModel
+from pdjax.sim.schema import TraceError, show
+
+_SETTINGS = {f.metadata["flag"]: f for f in fields(PDSettings)}
+_NUMBERS = {
+    "context-length": 0,
+    "num-pages": 2,
+    "page-size": 1,
+    "max-running-requests": 1,
+    "max-queue": 1,
+    "chunked-prefill-size": 1,
+}
+_TEXTS = ("model", "dtype", "disaggregation-verify")
+
+
+def node_spec(
+    name: str, flags: Mapping[tuple[str, str], Any], page_size: int, n_pages: int, pools: Iterable[str]
+) -> NodeSpec:
+    """A node from its flags, as (flag, where it stands) → value. n_pages does not count the reserved page.
+
+    Raises TraceError for a flag that no server has, a value that it does not take, or timers that cannot work.
+    """
+    settings: dict[str, Any] = {}
+    numbers: dict[str, int] = {}
+    texts: dict[str, str] = {}
+    for (flag, path), value in flags.items():
+        if flag in _SETTINGS:
+            settings[_SETTINGS[flag].name] = _setting(value, _SETTINGS[flag].default, path)
+        elif flag in _NUMBERS:
+            if type(value) is not int or value < _NUMBERS[flag]:
+                raise TraceError(
+                    path, f"an integer of at least {_NUMBERS[flag]} expected, {show(value)} found"
+                )
+            numbers[flag] = value
+        elif flag in _TEXTS:
+            if not isinstance(value, str):
+                raise TraceError(path, f"a text expected, {show(value)} found")
+            texts[flag] = value
+        else:
+            known = ", ".join([*_SETTINGS, *_NUMBERS, *_TEXTS])
+            raise TraceError(path, f"the simulated servers have no such flag; they have {known}")
+    verify = texts.get("disaggregation-verify", "all")
+    if verify not in ("off", "sampled", "all"):
+        raise TraceError("world.flags.disaggregation-verify", f"{verify}: one of off, sampled, all")
+    built = PDSettings(**settings)
+    broken = built.check()
+    if broken:
+        raise TraceError("world.flags", f"timers that cannot work on {name}: " + "; ".join(broken))
+    page_size = numbers.get("page-size", page_size)
+    num_pages = numbers.get("num-pages", n_pages + 1)
+    max_batch = numbers.get("max-running-requests", 16)
+    try:
+        config = SchedulerConfig(
+            context_length=numbers.get("context-length", 0) or max((num_pages - 1) * page_size, 2),
+            max_running=max_batch,
+            max_queue=numbers.get("max-queue", 1024),
+            chunked_prefill_size=numbers.get("chunked-prefill-size", 512),
+        )
+    except ConfigError as error:
+        raise TraceError("world.flags", f"{name}: {error}") from None
+    return NodeSpec(
+        name, built, config, page_size, num_pages, max_batch, 0, texts.get("model", "sim") + texts.get("dtype", ""),
+        tuple(pools), verify, SIM_MODEL,
+    )  # fmt: skip
+
+
+# So many tokens that no two of an answer are equal by chance: ``eos`` then names one token only.
+SIM_MODEL = SimModel(n_vocab=1 << 20)
+
+
+def _setting(value: Any, default: Any, path: str) -> Any:
+    if isinstance(default, bool):
+        if not isinstance(value, bool):
+            raise TraceError(path, f"true or false expected, {show(value)} found")
+        return value
+    if isinstance(default, int):
+        if type(value) is not int or value < 0:
+            raise TraceError(path, f"a whole number expected, {show(value)} found")
+        return value
+    if type(value) not in (int, float) or not 0 <= value < 1e9:
+        raise TraceError(path, f"a number of seconds expected, {show(value)} found")
+    return float(value)
