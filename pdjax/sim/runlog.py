@@ -1,0 +1,130 @@
+"""Event logs of real processes, laid side by side: lives, clocks, and which sent message became which delivered one.
+
+The clocks of two machines are compared by the messages between them, for the times of steps only. Must never conclude
+more than the lines say.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from pdjax.core import conform
+from pdjax.core import transitions as t
+
+Line = conform.Line
+
+
+class NoRun(ValueError):
+    """These logs cannot become a trace. The text says why."""
+
+
+@dataclass
+class Life:
+    """One process: its log in order, and what to add to its times (ms) to compare them with the first node's."""
+
+    node: str  # as logged
+    epoch: str
+    lines: list[Line] = field(default_factory=list)
+
+    @cached_property
+    def by_room(self) -> dict[int | None, list[Line]]:
+        found: dict[int | None, list[Line]] = {}
+        for line in self.lines:
+            found.setdefault(line.room, []).append(line)
+        return found
+
+    @cached_property
+    def pages(self) -> dict[str, dict[str, int]]:
+        """Token → how many pages it took, and gave back."""
+        found: dict[str, dict[str, int]] = {}
+        for line in self.lines:
+            if line.event in ("pages_taken", "pages_freed"):
+                found.setdefault(str(line.get("token")), {})[line.event] = len(line.get("pages"))
+        return found
+
+    @cached_property
+    def role(self) -> str:
+        for line in self.lines:
+            if line.event == "started" and "mode" in line.raw:
+                return t.SENDER if line.get("mode") == "prefill" else t.RECEIVER
+            if line.get("role"):
+                return str(line.get("role"))
+        return ""
+
+
+class RunLogs:
+    """The logs of one run: lives, names of nodes in a trace, clocks laid over each other, messages matched.
+
+    start: the time (ms, on the first node's clock) that ``at`` counts from.
+    """
+
+    def __init__(self, lines: list[Line]) -> None:
+        self.lives: dict[conform.Life, Life] = {}
+        for line in lines:
+            key = line.life
+            self.lives.setdefault(key, Life(*key)).lines.append(line)
+        self.lives = {k: v for k, v in self.lives.items() if v.role}  # b0, x0 and sim wrote for people
+        if not self.lives:
+            raise NoRun("no line of these files is a decision of a P or a D")
+        self.names = self._names()
+        self.offsets = self._offsets()
+        self.start = 0.0
+
+    # ---------------------------------------------------------------- names and clocks
+
+    def _names(self) -> dict[str, str]:
+        """Logged name → name in the trace, in order of first appearance."""
+        out: dict[str, str] = {}
+        for life in self.lives.values():
+            if life.node not in out:
+                letter = "p" if life.role == t.SENDER else "d"
+                out[life.node] = f"{letter}{sum(v[0] == letter for v in out.values())}"
+        return out
+
+    def _offsets(self) -> dict[str, float]:
+        """Node → ms to add to its times. A way in both directions gives the middle; else the clocks are taken as one."""
+        trips: dict[tuple[str, str], float] = {}
+        for (sender, receiver), pairs in self.pairs.items():
+            fastest = min((b.get("t") - a.get("t") for a, b in pairs if b is not None), default=None)
+            if fastest is not None:
+                trips[sender, receiver] = fastest
+        offsets = {next(iter(self.names)): 0.0}
+        for _ in self.names:
+            for a, b in list(trips):
+                if a in offsets and b not in offsets and (b, a) in trips:
+                    offsets[b] = offsets[a] - (trips[a, b] - trips[b, a]) / 2
+                elif b in offsets and a not in offsets and (b, a) in trips:
+                    offsets[a] = offsets[b] + (trips[a, b] - trips[b, a]) / 2
+        return {name: offsets.get(name, 0.0) for name in self.names}
+
+    @cached_property
+    def pairs(self) -> dict[tuple[str, str], list[tuple[Line, Line | None]]]:
+        """(from, to) → sent lines, each with the delivered line that it became (None: none that fits)."""
+        sent: dict[tuple[Any, ...], list[Line]] = {}
+        got: dict[tuple[Any, ...], list[Line]] = {}
+        for life in self.lives.values():
+            for line in life.lines:
+                about = (line.get("message"), line.room, line.get("attempt"))
+                if line.event == "sent":
+                    sent.setdefault((life.node, line.get("peer"), *about), []).append(line)
+                elif line.event == "delivered":
+                    got.setdefault((line.get("peer"), life.node, *about), []).append(line)
+        out: dict[tuple[str, str], list[tuple[Line, Line | None]]] = {}
+        for key, lines in sent.items():
+            here = out.setdefault(key[:2], [])
+            arrived = list(got.get(key, ()))
+            missing = len(lines) - len(arrived)
+            for line in lines:
+                # The oldest are the lost ones: a repeat is what the loss of the first brings about.
+                if missing > 0:
+                    missing -= 1
+                    here.append((line, None))
+                elif arrived:
+                    here.append((line, arrived.pop(0)))
+        return out
+
+    def at(self, line: Line) -> float:
+        """Ms since the start of the trace."""
+        return max(0.0, round(float(line.get("t")) + self.offsets[line.life[0]] - self.start, 3))
