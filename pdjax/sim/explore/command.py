@@ -62,9 +62,9 @@ def _run(search: Search, max_states: int, drop: str) -> bool:
 
 def _list() -> None:
     for s in SEARCHES.values():
-        typer.echo(
-            f"{s.name:20} {s.states:>8} states {s.edges:>9} edges  {'deep  ' if s.deep else ''}{s.about}"
-        )
+        states, edges = s.pinned
+        deep = "deep  " if s.deep else ""
+        typer.echo(f"{s.name:20} {states:>8} states {edges:>9} edges  {deep}{s.about}")
     typer.echo("\nProperties:")
     for name, text in props.PROPERTIES.items():
         typer.echo(f"  {name:4} {text}")
