@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from typer.testing import CliRunner
 
+from pdjax.sim import trace_file
 from pdjax.sim.cli import app
 from pdjax.sim.explore import menu
 
@@ -31,6 +34,15 @@ def test_check_prints_a_counterexample_in_words() -> None:
     assert done.exit_code == 1
     assert " 12. p0: the limbo timer of room 7 fires" in done.output
     assert "⇒ S4: a pull of uuid" in done.output
+
+
+def test_a_counterexample_is_written_as_a_scenario_that_replays(tmp_path: Path) -> None:
+    file = tmp_path / "found.json"
+    runner.invoke(app, ["check", "one-room", "--drop", "limbo", "--trace", str(file)])
+    read = trace_file.load(file)
+    assert [next(iter(s.keys() & {"request", "abort"})) for s in read.raw["steps"]] == ["request", "abort"]
+    done = runner.invoke(app, ["replay", str(file)])
+    assert done.exit_code == 0, done.output
 
 
 def test_check_that_is_cut_short_does_not_pass() -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from pdjax.core import transitions as t
 from pdjax.sim import docs as pages
-from pdjax.sim.explore import diagrams, props, story
+from pdjax.sim import trace_file
+from pdjax.sim.explore import diagrams, props, scenario, story
 from pdjax.sim.explore.config import ASSUMPTIONS
 from pdjax.sim.explore.menu import SEARCHES, Search
 from pdjax.sim.explore.search import explore
@@ -23,6 +25,10 @@ def check(
     max_states: Annotated[
         int, typer.Option(help="stop a search that is larger (and say so)", min=1)
     ] = 2_000_000,
+    trace: Annotated[
+        Path | None,
+        typer.Option(help="write the first counterexample as a trace file, as far as one can say it"),
+    ] = None,
     drop: Annotated[
         str, typer.Option(help="do without this timer assumption, to see the counterexample")
     ] = "",
@@ -40,17 +46,24 @@ def check(
     failed = False
     for search in chosen:
         if names or deep or not search.deep:
-            failed |= not _run(search, max_states, drop)
+            failed |= not _run(search, max_states, drop, None if failed else trace)
     raise typer.Exit(1 if failed else 0)
 
 
-def _run(search: Search, max_states: int, drop: str) -> bool:
+def _run(search: Search, max_states: int, drop: str, trace: Path | None) -> bool:
     config = search.config
     config = config.but(max_states=max_states, assume=tuple(a for a in config.assume if a != drop))
     report = explore(config)
     typer.echo(story.summary(report))
     assert report.world is not None
-    for violation in report.violations + report.deadlocks:
+    found = report.violations + report.deadlocks
+    if trace is not None and found:
+        try:
+            trace_file.save(trace, scenario.trace(found[0], config))
+        except OSError as error:
+            typer.echo(f"{trace}: {error.strerror}", err=True)
+            raise typer.Exit(2) from None
+    for violation in found:
         typer.echo(story.tell(violation, report.world))
     if report.ok and not drop and (report.states, report.edges) != search.pinned:
         typer.echo(
