@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from pdjax.core import transitions as t
 from pdjax.sim.explore import process as pr
-from pdjax.sim.explore.world import LIVE, B, F, Move, N, S, State, T, W, World
+from pdjax.sim.explore.parts import LIVE, B, F, Move, N, S, State, T, W
+from pdjax.sim.explore.world import World
 
 PROPERTIES = {
     "S1": "bytes and pages have one owner: what is registered belongs to one live room of P, pages to one room of D"

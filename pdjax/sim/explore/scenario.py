@@ -10,9 +10,9 @@ from __future__ import annotations
 from typing import Any
 
 from pdjax.sim.explore.config import Config
+from pdjax.sim.explore.parts import Action
 from pdjax.sim.explore.search import Violation
 from pdjax.sim.explore.story import sentence
-from pdjax.sim.explore.world import Action
 
 SHORT = {
     "disaggregation-lease": 2.0, "disaggregation-peer-timeout": 0.6, "disaggregation-hello-interval": 0.1,

@@ -12,10 +12,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from pdjax.core import transitions as t
+from pdjax.sim.explore import parts as w
 from pdjax.sim.explore import props
-from pdjax.sim.explore import world as w
 from pdjax.sim.explore.config import TIMERS, Config
-from pdjax.sim.explore.world import Action, World
+from pdjax.sim.explore.parts import Action
+from pdjax.sim.explore.world import World
 
 BY_MESSAGES = frozenset({w.MESSAGE, w.WORK, w.LEG})
 ALONE = frozenset({"issue", "never_issued", "finish"})  # what a process does by itself, without a peer

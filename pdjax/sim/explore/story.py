@@ -9,9 +9,10 @@ from typing import Any
 
 from pdjax.core import transitions as t
 from pdjax.sim.explore import props
+from pdjax.sim.explore.parts import Action, Move
 from pdjax.sim.explore.process import GOT_LIFE_BITS
 from pdjax.sim.explore.search import Report, Violation
-from pdjax.sim.explore.world import Action, Move, World
+from pdjax.sim.explore.world import World
 
 _NUMBERS = GOT_LIFE_BITS - 4
 

@@ -9,90 +9,31 @@ the protocol: what a process does is ``process.py``'s, and that is the core's.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from pdjax.core import transitions as t
 from pdjax.sim.explore import process as pr
 from pdjax.sim.explore.config import Config
+from pdjax.sim.explore.ops import receiver_ops, sender_ops
+from pdjax.sim.explore.parts import (
+    FAULT,
+    LEG,
+    LIVE,
+    MESSAGE,
+    TIMER,
+    WORK,
+    Action,
+    Env,
+    Move,
+    Pull,
+    Reg,
+    State,
+    T,
+    Table,
+    client_told,
+    in_order,
+)  # fmt: skip
 from pdjax.sim.explore.process import Op, Outcome, Processes
-
-B, W, T, S, F, N = (t.LETTERS[x] for x in "BWTSFN")
-LIVE = t.LIVE
-
-# Kinds of moves: which of them a fair world must make, and which are faults.
-MESSAGE, WORK, LEG, TIMER, END, FAULT = "message", "work", "leg", "timer", "end", "fault"
-
-State = tuple[int, ...]
-Action = tuple[Any, ...]
-
-
-class Reg(NamedTuple):
-    """One registration. stage: open (bytes can be pulled), taken (a pull has them), empty (withdrawn), closed (its
-    server or process is gone). waived: the limbo timer has given its bytes back."""
-
-    uuid: int
-    p: str
-    p_life: int
-    d: str
-    d_epoch: int
-    room: int
-    digest: str
-    stage: str = "open"
-    waived: bool = False
-
-
-class Pull(NamedTuple):
-    """One pull of D. stage: queued (decided, not yet issued), flying, reading (has met the registration), hung (never
-    settles), arrived (verified, with D's scheduler)."""
-
-    d: str
-    room: int
-    attempt: int
-    p: str
-    p_epoch: int
-    uuid: int
-    stage: str = "queued"
-    abandoned: bool = False
-
-
-class Env(NamedTuple):
-    """Everything that is neither a process nor a wire. legs: (side, room) → (how many came, client waits for the hand-off)."""
-
-    regs: tuple[Reg, ...] = ()
-    pulls: tuple[Pull, ...] = ()
-    pages: tuple[tuple[str, int, int], ...] = ()  # (d, room, attempt) that owns pages
-    lookups: tuple[tuple[str, int], ...] = ()
-    legs: tuple[tuple[str, int, int, bool], ...] = ()
-    committed: tuple[int, ...] = ()  # attempts whose KV is scattered
-    crashes: tuple[tuple[str, int], ...] = ()  # how many lives may still end
-
-
-@dataclass
-class Move:
-    """One edge. overflow: a message found its wire full and was dropped. errors: properties broken on the way."""
-
-    action: Action
-    kind: str
-    state: State
-    overflow: bool = False
-    errors: list[str] = field(default_factory=list)
-    lines: list[t.Any] = field(default_factory=list)
-
-
-class Table:
-    """Hashable things ↔ small numbers."""
-
-    def __init__(self) -> None:
-        self.ids: dict[Any, int] = {}
-        self.things: list[Any] = []
-
-    def id(self, thing: Any) -> int:
-        found = self.ids.get(thing)
-        if found is None:
-            found = self.ids[thing] = len(self.things)
-            self.things.append(thing)
-        return found
 
 
 class World:
@@ -196,7 +137,7 @@ class World:
         found = self._ops.get((name, node_id))
         if found is None:
             node = self.parts.things[node_id]
-            make = _sender_ops if node[pr.ROLE] == t.SENDER else _receiver_ops
+            make = sender_ops if node[pr.ROLE] == t.SENDER else receiver_ops
             found = self._ops[name, node_id] = list(make(self.config, name, node)) if node[pr.UP] else []
         return found
 
@@ -231,12 +172,10 @@ class World:
 
     def _noted(self, env: Env, name: str, action: Action) -> Env:
         if action[0] == "limbo":
-            _, _, room, peer, attempt = action
-            node_limbo = attempt
+            _, _, room, peer, _ = action
             regs = tuple(
                 r._replace(waived=True) if (r.p, r.room, r.d) == (name, room, peer) else r for r in env.regs
             )
-            del node_limbo
             return env._replace(regs=regs)
         if action[0] in ("candidates", "no_candidate"):
             return env._replace(lookups=tuple(x for x in env.lookups if x != (name, action[2])))
@@ -315,7 +254,7 @@ class World:
 
     def _scatter(self, state: State, env: Env, i: int, pull: Pull) -> Move:
         rest = env._replace(
-            legs=_closed(env.legs, pull.d, pull.room),  # from here the answer is the decoding's
+            legs=client_told(env.legs, pull.d, pull.room),  # from here the answer is the decoding's
             pulls=env.pulls[:i] + env.pulls[i + 1 :],
             committed=tuple(sorted({*env.committed, pull.attempt})),
         )
@@ -376,7 +315,7 @@ class World:
     # ---------------------------------------------------------------- one step
 
     def _env_move(self, state: State, action: Action, kind: str, env: Env) -> Move:
-        return Move(action, kind, (*state[: self.env_at], self.parts.id(_sorted(env))))
+        return Move(action, kind, (*state[: self.env_at], self.parts.id(in_order(env))))
 
     def outcome(self, name: str, node_id: int, op: Op) -> Outcome:
         key = (name, node_id, op)
@@ -409,7 +348,7 @@ class World:
             env = self._absorb(after, env, pull.d, outcome, move, False)
         env = env._replace(lookups=tuple(x for x in env.lookups if self._looks(after, *x)))
         if env is not before or before is not self.env(state):
-            after[self.env_at] = self.parts.id(_sorted(env))
+            after[self.env_at] = self.parts.id(in_order(env))
         move.state = tuple(after)
         return move
 
@@ -429,7 +368,7 @@ class World:
             env = self._effect(after, env, name, e, move, keep_client)
         for line in outcome.lines:
             if line.event == "kv_ready" and line.target == T:
-                env = env._replace(legs=_closed(env.legs, name, line.room))
+                env = env._replace(legs=client_told(env.legs, name, line.room))
         return env
 
     def _effect(
@@ -478,7 +417,7 @@ class World:
     def _client_told(self, env: Env, name: str, room: int) -> Env:
         """The request is over on this node: its client has an answer, its pages and what landed for it are free."""
         return env._replace(
-            legs=_closed(env.legs, name, room),
+            legs=client_told(env.legs, name, room),
             pages=tuple(x for x in env.pages if x[:2] != (name, room)),
             pulls=tuple(x for x in env.pulls if not (x[:2] == (name, room) and x.stage == "arrived")),
         )
@@ -519,19 +458,6 @@ class World:
             after[at] = self.parts.id(tuple(sorted((*messages, entry))))
 
 
-def _sorted(env: Env) -> Env:
-    return env._replace(
-        regs=tuple(sorted(env.regs)), pulls=tuple(sorted(env.pulls)), pages=tuple(sorted(env.pages)),
-        lookups=tuple(sorted(env.lookups)),
-    )  # fmt: skip
-
-
-def _closed(
-    legs: tuple[tuple[str, int, int, bool], ...], node: str, room: int
-) -> tuple[tuple[str, int, int, bool], ...]:
-    return tuple((n, r, c, w and (n, r) != (node, room)) for n, r, c, w in legs)
-
-
 def _product(choices: list[list[int]]) -> Iterator[tuple[int, ...]]:
     if not choices:
         yield ()
@@ -539,56 +465,3 @@ def _product(choices: list[list[int]]) -> Iterator[tuple[int, ...]]:
     for first in choices[0]:
         for rest in _product(choices[1:]):
             yield (first, *rest)
-
-
-def _ends(config: Config, side: str, name: str, room: int) -> Iterator[tuple[Action, str, Op]]:
-    if side in config.aborts:
-        yield ("abort_local", name, room), END, ("local", room, "abort_local")
-    if side in config.errors:
-        yield ("engine_error", name, room), FAULT, ("local", room, "engine_error")
-
-
-def _timers(config: Config, name: str, room: int, armed: tuple[str, ...]) -> Iterator[tuple[Action, str, Op]]:
-    for kind in armed:
-        if kind in config.timers:
-            yield ("timer", name, room, kind), TIMER, ("timer", room, kind)
-        if kind == "notice" and "notice_life" in config.timers:
-            yield ("timer", name, room, "notice_life"), TIMER, ("notice_life", room)
-
-
-def _sender_ops(config: Config, name: str, node: pr.Frozen) -> Iterator[tuple[Action, str, Op]]:
-    for r in node[pr.ROOMS]:
-        room, state = r[pr.S_ROOM], r[pr.S_STATE]
-        if state == B:
-            yield ("admit", name, room), WORK, ("admit", room)
-        if state == W:
-            yield ("kv_ready", name, room), WORK, ("kv_ready", room)
-        if state in LIVE:
-            yield from _ends(config, "p", name, room)
-        yield from _timers(config, name, room, r[pr.S_TIMERS])
-    if "early" in config.timers:
-        for room, entries in node[pr.EARLY]:
-            for _, peer, _, attempt, digest in entries:
-                yield ("early", name, room), TIMER, ("early", room, (peer, attempt, digest))
-    if "limbo" in config.timers:
-        for room, peer, attempt, *_ in node[pr.LIMBO]:
-            yield ("limbo", name, room, peer, attempt), TIMER, ("limbo", room, peer, attempt)
-
-
-def _receiver_ops(config: Config, name: str, node: pr.Frozen) -> Iterator[tuple[Action, str, Op]]:
-    known: set[str] = set()
-    for r in node[pr.ROOMS]:
-        room, state = r[pr.R_ROOM], r[pr.R_STATE]
-        known |= {c[0] for c in r[pr.R_CANDIDATES]} | {n[0] for n in r[pr.R_NOTICES]} | {r[pr.R_BOUND]}
-        if state == W and r[pr.R_MANIFEST]:
-            yield ("start", name, room), WORK, ("start", room)
-        if state in LIVE:
-            yield from _ends(config, "d", name, room)
-        yield from _timers(config, name, room, r[pr.R_TIMERS])
-    if "silence" in config.timers:
-        for peer, waiting, _ in node[pr.PEERS]:
-            if waiting:
-                yield ("silence", name, peer), TIMER, ("down", peer, "peer_silence")
-    for peer in sorted(known - {""}):
-        if any(p == peer for p, _ in config.crashes):
-            yield ("refused", name, peer), WORK, ("down", peer, "refused")
