@@ -6,6 +6,7 @@ a rule of its own: what counts as a failure is in ``fuzz``, ``shrink`` and ``mut
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
 import time
@@ -127,9 +128,10 @@ def mutate(
             typer.echo(f"{len(verdicts)} of {len(mutants)}", err=True)
     typer.echo(mutation.score(verdicts))
     if write:
-        mutation.PAGE.write_text(mutation.page(verdicts), encoding="utf-8")
-    argued = mutation.argued()
-    unexplained = [v.name for v in verdicts if not v.killed and v.name not in argued]
+        kept = mutation.record(verdicts, every)
+        mutation.RECORD.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+        mutation.PAGE.write_text(mutation.page(kept), encoding="utf-8")
+    unexplained = [v.name for v in verdicts if not v.killed and not mutation.argument(f": {v.name}")]
     for name in unexplained:
         typer.echo(f"not argued: {name}")
     raise typer.Exit(1 if unexplained else 0)

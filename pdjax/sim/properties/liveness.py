@@ -53,6 +53,21 @@ class V1(Property):
                 self.breach(f"request {key}: a second outcome", line)
             self.ended.add(key)
             self.open.pop(key, None)
+            if line.get("reason") == "router_timeout":
+                self._unanswered(line)
+
+    def _unanswered(self, line: dict[str, Any]) -> None:
+        """The router gave up, which it does long after T_req: did both legs reach a server that lived all the time?"""
+        record = self.ctx.world.requests.get(line["rid"])
+        if record is None or self.ctx.broken_ms >= record.began:
+            return
+        legs = record.legs.values()
+        if all(leg.accepted for leg in legs) and self.ctx.now - record.began > self._longest_ms(record):
+            self.breach(f"request {line['rid']}: its servers never answered", line)
+
+    def _longest_ms(self, record: Any) -> float:
+        settings = [self.ctx.settings(leg.node) for leg in record.legs.values()]
+        return max((s.request_timeout_s + s.answer_bound_s) * 1000 for s in settings)
 
     def _watch(self, track: Track) -> None:
         settings = self.ctx.settings(track.node)
