@@ -42,14 +42,14 @@ PINNED = {
     "one-room-crash-d": (39_670, 430_581),
     "one-room-crash-p": (86_064, 913_778),
     "two-abort-p": (111_043, 333_872),
-    "two-abort-d": (41_488, 111_044),
-    "two-lose": (14_300, 80_790),
+    "two-abort-d": (182_818, 587_810),
+    "two-lose": (158_862, 1_324_784),
     "two-duplicate": (9_842, 43_016),
     "two-part-fails": (3_726, 9_046),
     "two-hang": (5_846, 16_026),
     "two-lease": (41_774, 99_588),
-    "two-crash-d": (9_646, 26_144),
-    "two-crash-p": (27_431, 67_928),
+    "two-crash-d": (19_098, 61_522),
+    "two-crash-p": (62_625, 189_078),
 }
 
 
@@ -102,17 +102,17 @@ def _searches() -> list[Search]:
         Search(ONE.but(name="one-room-crash-d", crashes=(("d0", 1),)), "one-room and a crash of D", True),
         Search(ONE.but(name="one-room-crash-p", crashes=(("p0", 1),)), "one-room and a crash of P", True),
         Search(TWO.but(name="two-abort-p", aborts=("p",)), "two rooms, P aborts", True),
-        Search(TWO.but(name="two-abort-d", aborts=("d",), wire=1), "two rooms, D aborts", True),
+        Search(TWO.but(name="two-abort-d", aborts=("d",)), "two rooms, D aborts", True),
         Search(
-            TWO.but(name="two-lose", lose=True, timers=REPEATS, wire=1), "two rooms, loss and repetition", True
+            TWO.but(name="two-lose", lose=True, timers=REPEATS), "two rooms, loss and repetition", True
         ),
         Search(TWO.but(name="two-duplicate", duplicate=True, wire=1), "two rooms, duplicates", True),
         Search(TWO.but(name="two-part-fails", part_fails=True, wire=1), "two rooms, parts fail", True),
         Search(TWO.but(name="two-hang", hangs=True, timers=("transfer", "graveyard"), wire=1),
                "two rooms, pulls hang until the graveyard timer", True),
         Search(TWO.but(name="two-lease", timers=("lease", "limbo"), wire=1), "two rooms, leases end under a pull", True),
-        Search(TWO.but(name="two-crash-d", crashes=(("d0", 1),), wire=1), "two rooms, D crashes", True),
-        Search(TWO.but(name="two-crash-p", crashes=(("p0", 1),), wire=1), "two rooms, P crashes", True),
+        Search(TWO.but(name="two-crash-d", crashes=(("d0", 1),)), "two rooms, D crashes", True),
+        Search(TWO.but(name="two-crash-p", crashes=(("p0", 1),)), "two rooms, P crashes", True),
     ]  # fmt: skip
 
 
