@@ -33,13 +33,13 @@ ANSWER_TIMEOUT_S = 300.0
 # Few sizes, so that a laptop compiles few programs; the same on every node, so that the numbers are comparable.
 SMALL = (
     "--context-length",
-    "256",
+    "128",
     "--chunked-prefill-size",
     "64",
     "--max-running-requests",
     "2",
     "--num-pages",
-    "64",
+    "32",
 )
 
 # Row of the table, key in the answer's times, who spent it.
