@@ -128,7 +128,7 @@ def mutate(
             typer.echo(f"{len(verdicts)} of {len(mutants)}", err=True)
     typer.echo(mutation.score(verdicts))
     if write:
-        kept = mutation.record(verdicts, every)
+        kept = mutation.record(verdicts)
         mutation.RECORD.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
         mutation.PAGE.write_text(mutation.page(kept), encoding="utf-8")
     unexplained = [v.name for v in verdicts if not v.killed and not mutation.argument(f": {v.name}")]

@@ -337,11 +337,28 @@ class S10(Property):
 class S11(Property):
     name = "S11"
     sentence = "no request, message or peer stops a thread, a scheduler, or another request"
-    hears = ("effect_failed",)
+    hears = ("effect_failed", "finished", "step")
+
+    def __init__(self, ctx: Any) -> None:
+        super().__init__(ctx)
+        self.injected = False  # some work was told to raise
 
     def on_line(self, line: dict[str, Any], track: Track | None) -> None:
+        if line["event"] == "step":
+            self.injected |= line["action"] == "error"
+            return
+        if line["event"] == "finished":
+            if line.get("reason") == "engine_error" and not self.injected:
+                self.breach(f"request {line['rid']}: a server failed by itself", line)
+            return
         if "injected" not in str(line.get("detail", "")):
             self.breach(f"{line['node']}: {line.get('effect')} failed: {line.get('detail')}", line)
+
+    def at_end(self) -> None:
+        for node in self.ctx.nodes():
+            n = node.scheduler.counts["engine_errors"]
+            if n and not self.injected:
+                self.breach(f"{node.name}: its scheduler met {n} errors that nobody injected")
 
 
 class S12(Property):
