@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import json
 import multiprocessing
+import signal
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -435,19 +436,46 @@ def baseline(traces: Iterable[tuple[str, dict[str, Any]]]) -> list[Run]:
 
 def judge(mutant: Mutant, runs: list[Run], at_most: int = 12) -> Verdict:
     """Run the mutant where its row is met, quickest first, until a property speaks."""
-    from pdjax.sim.replay import run_trace
-
     meeting = [run for run in runs if mutant.row < 0 or mutant.row in run.rows]
     meeting.sort(key=lambda run: run.name != mutant.shown_by)
     with mutant.patch():
         for run in meeting[:at_most]:
-            try:
-                result = run_trace(run.trace, conformance=False)
-            except Exception as error:
-                return Verdict(mutant.name, "S11", f"{run.name}: {type(error).__name__}", len(meeting))
-            if result.violations:
-                return Verdict(mutant.name, result.violations[0].property, run.name, len(meeting))
+            if by := _broken(run.trace):
+                return Verdict(mutant.name, by, run.name, len(meeting))
     return Verdict(mutant.name, reached=len(meeting))
+
+
+MAX_EVENTS = 60_000  # of one run; ten times what the longest recorded trace needs
+STUCK_S = 15  # real seconds of one run, after which a loop of the program does not come back
+
+
+class Stuck(Exception):
+    """A turn of a driver or a step of a scheduler never ends."""
+
+
+def _stuck(signum: int, frame: Any) -> None:
+    raise Stuck
+
+
+def _broken(trace: dict[str, Any]) -> str:
+    """The property that a run breaks first. One that raises breaks S11, one that goes in circles V1, one that hangs V5."""
+    from pdjax.sim import replay
+
+    with _attribute(replay, "MAX_EVENTS", MAX_EVENTS):
+        run = replay.Run(replay.parse(trace), conformance=False)
+        before = signal.signal(signal.SIGALRM, _stuck)
+        signal.alarm(STUCK_S)
+        try:
+            run.go()
+            found = run.finish().broken
+        except Exception as error:
+            found = [v.property for v in run.monitor.violations] if run.monitor is not None else []
+            circles = run.world.net.n_events > MAX_EVENTS
+            found.append("V5" if isinstance(error, Stuck) else "V1" if circles else "S11")
+        finally:
+            signal.alarm(0)
+            signal.signal(signal.SIGALRM, before)
+    return found[0] if found else ""
 
 
 _RUNS: list[Run] = []
