@@ -195,9 +195,7 @@ def main(argv: list[str] | None = None) -> int:
                 from pdjax.model.fetch import fetch_smollm2
 
                 fetch_smollm2(progress=console.print)
-            plan = Plan(
-                model=options.model, plain=1, router=options.router, extra=("--context-length", "1024")
-            )
+            plan = Plan(model=options.model, plain=1, router=options.router, extra=SMALL)
             with Fleet(plan, stop, _log_to(log, console)) as fleet:
                 console.print(
                     "compiling and starting; the first time takes minutes, later ones use the cache"
