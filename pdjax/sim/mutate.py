@@ -542,6 +542,7 @@ def argument(name: str) -> str:
     return ""
 
 
+OPEN = "open: no world of the set shows a difference yet"
 # What a surviving mutant's name contains → the argument. The first that fits counts.
 ARGUMENTS = {
     "abort_local": "a room that P ends by itself after kv_ready: only a process that leaves does, see test_fuzz.UNREACHED",
@@ -607,7 +608,5 @@ def page(kept: dict[str, Any]) -> str:
         "| mutant | runs that meet its row | why nothing notices |",
         "|---|---|---|",
     ]
-    out += [
-        f"| {name} | {reached} | {argument(name) or 'not argued'} |" for name, reached in survived.items()
-    ]
+    out += [f"| {name} | {reached} | {argument(name) or OPEN} |" for name, reached in survived.items()]
     return "\n".join(out) + "\n"

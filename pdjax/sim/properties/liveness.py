@@ -283,7 +283,7 @@ class V7(Property):
     hears = ("transition",)
 
     def on_line(self, line: dict[str, Any], track: Track | None) -> None:
-        if track is None or track.state != "Failed" or track.before in ENDED:
+        if track is None or track.state not in ENDED or track.before in ENDED:
             return
         settings = self.ctx.settings(track.node)
         bound_ms = (2 * settings.answer_bound_s + settings.hello_interval_s) * 1000
