@@ -259,7 +259,8 @@ class V6(Property):
                 bound_ms *= 2  # its clock went back before it started (docs/decisions/0006)
             if node is None or node.manager.draining:
                 return
-            if self.ctx.now - max(self.ctx.disturbed_ms, line["t"]) < bound_ms or self.ctx.stopped(name):
+            calm = self.ctx.now - max(self.ctx.disturbed_ms, line["t"]) >= bound_ms
+            if not calm or self.ctx.world.net.registry is None or self.ctx.stopped(name):
                 self.ctx.at(self.ctx.now + bound_ms, check)
             elif not listed(self.ctx, name, epoch):
                 self.breach(f"{name} lives and is not listed")
@@ -271,8 +272,15 @@ class V6(Property):
         return float(s.heartbeat_ttl_s + s.heartbeat_interval_s + s.answer_bound_s) * 1000
 
     def at_end(self) -> None:
+        if self.ctx.world.net.registry is None:
+            return
         for node in self.ctx.nodes():
-            if not node.manager.draining and not listed(self.ctx, node.name, str(node.manager.epoch)):
+            calm = self.ctx.now - self.ctx.disturbed_ms >= self._bound_ms(node.name)
+            if (
+                calm
+                and not node.manager.draining
+                and not listed(self.ctx, node.name, str(node.manager.epoch))
+            ):
                 self.breach(f"{node.name} lives and is not listed at the end")
 
 
