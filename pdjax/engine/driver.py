@@ -342,6 +342,10 @@ class Driver(LockedRooms):
     def _send(self, e: fx.Send) -> None:
         m = e.message
         if isinstance(m, wire.Ready):
+            record = self.sender.rooms.get(m.room)
+            if record is None or record.state != t.LETTERS["T"]:
+                self.counters.add("ready_withheld")  # registering has failed since: nothing is offered (S13)
+                return
             address = self.ports.transport.address_for(peer_key(e.peer, self.peers.epoch_of(e.peer)))
             m = msgspec.structs.replace(
                 m, manifest=msgspec.structs.replace(m.manifest, transfer_address=address)

@@ -301,7 +301,7 @@ class _Draw:
         kind = rng.choice(MESSAGES if rng.random() < 0.1 else TO_P if to in self.ps else TO_D)
         message: Trace = {"type": kind, "room": room if room < 1 << 53 else str(room)}
         for field_, values in CONFUSED.get(kind, {}).items():
-            if kind == "done" or rng.random() < 0.4:
+            if kind in ("done", "failed") or rng.random() < 0.4:
                 message[field_] = rng.choice(values)
         return [
             {
