@@ -303,6 +303,8 @@ class _Draw:
         for field_, values in CONFUSED.get(kind, {}).items():
             if kind in ("done", "failed") or rng.random() < 0.4:
                 message[field_] = rng.choice(values)
+        if kind == "hello" and {"digest", "ack_epoch", "fingerprint"} & message.keys():
+            message["attempt"] = 1  # no D says so in the name of an attempt that lives
         return [
             {
                 **self._trigger(room if room != 77777 else None),
