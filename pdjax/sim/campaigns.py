@@ -22,7 +22,8 @@ from pdjax.sim.command import wrong
 from pdjax.sim.explain import explain as in_words
 from pdjax.sim.explain import meaning
 from pdjax.sim.replay import run_trace
-from pdjax.sim.trace_file import TraceError, dumps, load
+from pdjax.sim.schema import TraceError
+from pdjax.sim.trace_file import dumps, load
 
 TRACES = Path("tests") / "traces"
 SHOW_EVERY_S = 2.0

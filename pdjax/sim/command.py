@@ -10,7 +10,9 @@ import typer
 
 from pdjax.sim.importer import NoRun, import_logs
 from pdjax.sim.replay import Result, run_trace
-from pdjax.sim.trace_file import Trace, TraceError, dumps, load, parse
+from pdjax.sim.schema import TraceError
+from pdjax.sim.trace_file import dumps, load, parse
+from pdjax.sim.trace_types import Trace
 
 AS_EXPECTED, DIFFERS, WRONG, DIVERGED = 0, 1, 2, 3
 

@@ -20,7 +20,7 @@ from pdjax.sim.loop import Name
 from pdjax.sim.net import REGISTRY, Copy
 from pdjax.sim.pressure import INJECTED, arm_error, hold_pages
 from pdjax.sim.router import SIDES, Router
-from pdjax.sim.trace_file import EMITTERS, On, Step, Trace
+from pdjax.sim.trace_types import EMITTERS, On, Step, Trace
 from pdjax.sim.transport import Pull
 from pdjax.sim.world import World
 

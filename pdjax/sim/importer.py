@@ -15,7 +15,8 @@ from typing import Any
 from pdjax.core import conform
 from pdjax.core import transitions as t
 from pdjax.sim.runlog import Life, Line, NoRun, RunLogs
-from pdjax.sim.trace_file import FORMAT, exact_room
+from pdjax.sim.trace_reader import exact_room
+from pdjax.sim.trace_types import FORMAT
 
 # Lines that a step can wait for: the newest one before a fault says where in the protocol it struck.
 MILESTONES = frozenset(

@@ -19,7 +19,8 @@ from pdjax.sim.faults import INJECTED, Scenario
 from pdjax.sim.loop import Name, choice_of
 from pdjax.sim.properties import Monitor, Violation
 from pdjax.sim.router import Record, Router
-from pdjax.sim.trace_file import Trace, parse
+from pdjax.sim.trace_file import parse
+from pdjax.sim.trace_types import Trace
 from pdjax.sim.world import World
 
 MAX_EVENTS = 3_000_000  # of one run: beyond it something goes in circles

@@ -21,7 +21,7 @@ from pdjax.sched.request import SamplingParams
 from pdjax.sim.loop import GAP_S, Event
 from pdjax.sim.node import Client, Node
 from pdjax.sim.runner import expected_tokens
-from pdjax.sim.trace_file import Router as RouterSpec
+from pdjax.sim.trace_types import Router as RouterSpec
 from pdjax.sim.world import World
 
 BACKOFF_S, BACKOFF_GROWTH, BACKOFF_JITTER = 0.05, 1.5, 0.2

@@ -26,7 +26,7 @@ def signature_of(trace: Trace) -> tuple[str, ...]:
     """How a trace fails: properties that it breaks beyond those it names, then outcomes that differ. () when it passes."""
     from pdjax.sim.fuzz import RAISED
     from pdjax.sim.replay import run_trace
-    from pdjax.sim.trace_file import TraceError
+    from pdjax.sim.schema import TraceError
 
     try:
         result = run_trace(trace)

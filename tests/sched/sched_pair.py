@@ -8,11 +8,14 @@ from sched_fake_manager import FakeManager, Link
 from sched_harness import EOS, Client, FlakyRunner, assert_initial
 
 from pdjax.core.errors import PDError
-from pdjax.core.pools import Fingerprint, KVArgs, request_digest
+from pdjax.core.pools import Fingerprint, KVArgs, packed_bytes, pages_for, request_digest
 from pdjax.engine.base import Leg
 from pdjax.sched.factory import make_scheduler
+from pdjax.sched.request import SamplingParams
 from pdjax.sched.scheduler import SchedulerConfig
 from pdjax.sim.ports import VirtualClock
+
+LONG = SamplingParams(max_new_tokens=20, ignore_eos=True)
 
 
 class Pair:
@@ -98,3 +101,14 @@ class Pair:
 def kv_args(name: str, runner: FlakyRunner) -> KVArgs:
     fields = dict.fromkeys(Fingerprint.__struct_fields__, "")
     return KVArgs(runner.pools, runner.page_size, Fingerprint(**fields), name)
+
+
+def assert_both_right(pair, p: Client, d: Client) -> None:
+    """P answered with the first token alone, D with all of them: those of a lone request."""
+    d.assert_right(pair.d_config)
+    assert p.tokens == d.tokens[:1]
+    assert p.end == ("stop" if d.end == "stop" and len(d.tokens) == 1 else "length")
+
+
+def bytes_of(pair, n_prompt):
+    return packed_bytes(pair.p_runner.pools, pages_for(n_prompt, pair.p_runner.page_size))

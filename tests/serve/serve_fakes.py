@@ -1,5 +1,6 @@
 """A scripted engine and a byte tokenizer: what the HTTP layer is tested against."""
 
+import json
 import queue
 import threading
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from pdjax.sched.request import Failure, Finish, Output
 EOS = 256
 VOCAB = 257
 WAIT_S = 60.0
+PD = {"bootstrap_host": "127.0.0.1", "bootstrap_port": None, "bootstrap_room": 5}
 
 
 class ByteTokenizer:
@@ -139,3 +141,10 @@ class FakeEngine:
 
 def duplicate(request):
     return PDError("room is live", reason="duplicate_room", status=400, room=request.room)
+
+
+def frames(answer):
+    """The JSON events of a stream, which must end with [DONE]."""
+    lines = [line.removeprefix("data: ") for line in answer.text.split("\n\n") if line]
+    assert lines[-1] == "[DONE]"
+    return [json.loads(line) for line in lines[:-1]]

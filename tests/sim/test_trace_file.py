@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from pdjax.core.settings import PDSettings
-from pdjax.sim.schema import SchemaError, trace_schema, validate
-from pdjax.sim.trace_file import TraceError, dumps, load, loads, parse, save
+from pdjax.sim.schema import SchemaError, TraceError, trace_schema, validate
+from pdjax.sim.trace_file import dumps, load, loads, parse, save
 
 TRACES = Path(__file__).parent.parent / "traces"
 BASE = {

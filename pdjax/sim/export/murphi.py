@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pdjax.core import transitions as t
+from pdjax.sim.export import murphi_rules as rules
 from pdjax.sim.export import murphi_text as text
 
 _PREFIX = {t.SENDER: "s", t.RECEIVER: "r"}
@@ -41,7 +42,7 @@ def model(bounds: Bounds, rows: Sequence[t.Row] | None = None) -> str:
     for role in (t.SENDER, t.RECEIVER):
         for event in sorted(t.WIRE_EVENTS[role] | t.LOCAL_EVENTS[role]):
             out.append(_procedure(role, event, rows))
-    out += [text.DRIVERS, text.RULES, text.PROPERTIES]
+    out += [rules.DRIVERS, rules.RULES, rules.PROPERTIES]
     return "\n".join(out)
 
 

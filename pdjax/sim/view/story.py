@@ -127,7 +127,7 @@ class Story:
 
 def sentence(step: Mapping[str, Any], index: int) -> str:
     """A step of a file in a few words."""
-    from pdjax.sim.trace_file import ACTIONS
+    from pdjax.sim.trace_types import ACTIONS
 
     action = next(a for a in ACTIONS if a in step)
     value = step[action]
