@@ -72,6 +72,9 @@ class Room:
         self.room = room
         self.settings = settings
         self.state: int = t.ABSENT
+        self.opened = self.since = (
+            0.0  # when the leg came, and when the state was entered; no rule reads them
+        )
         self.attempt = 0
         self.digest = ""
         self.reason = ""
@@ -87,6 +90,10 @@ class Room:
     def live(self) -> bool:
         return self.state in t.LIVE
 
+    def holds(self, condition: str, ev: Event) -> bool:
+        """What the table would be told of this condition; changes nothing."""
+        return self._conditions[condition](self, ev)
+
     def handle(self, ev: Event, now: float) -> tuple[list[Effect], Transition]:
         """Run the table on one event. Raises IllegalEvent for a local event that has no row here."""
         conditions = self._conditions
@@ -101,7 +108,8 @@ class Room:
                 peer=ev.peer,
             )
         if choice.to >= 0:
-            self.state = choice.to
+            self.state, self.since = choice.to, now
+            self.opened = now if source == t.ABSENT else self.opened
             if choice.to == t.LETTERS["F"]:
                 self.reason, self.detail = self._end_reason(ev, choice.reason)
         out: list[Effect] = []

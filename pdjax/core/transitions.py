@@ -25,6 +25,9 @@ from pdjax.core.vocabulary import (
     EFFECTS as EFFECTS,
 )
 from pdjax.core.vocabulary import (
+    FIXED as FIXED,
+)
+from pdjax.core.vocabulary import (
     LETTERS as LETTERS,
 )
 from pdjax.core.vocabulary import (
@@ -40,10 +43,16 @@ from pdjax.core.vocabulary import (
     SENDER as SENDER,
 )
 from pdjax.core.vocabulary import (
+    STANDING as STANDING,
+)
+from pdjax.core.vocabulary import (
     STATE_NAMES as STATE_NAMES,
 )
 from pdjax.core.vocabulary import (
     TERMINAL as TERMINAL,
+)
+from pdjax.core.vocabulary import (
+    TIMER_EVENTS as TIMER_EVENTS,
 )
 from pdjax.core.vocabulary import (
     WIRE_EVENTS as WIRE_EVENTS,

@@ -77,6 +77,21 @@ LOCAL_EVENTS: Final[dict[str, frozenset[str]]] = {
     ),
 }
 
+# What a room's own timer raises when it is due, by the timer's name in ``Room.timers``.
+TIMER_EVENTS: Final[dict[str, str]] = {
+    "request": "expire_request",
+    "lease": "expire_lease",
+    "bootstrap": "expire_bootstrap",
+    "transfer": "expire_transfer",
+    "tombstone": "tombstone_timer",
+    "hello": "hello_timer",
+    "notice": "notice_timer",
+}
+
+# Conditions that the record decides with no message in hand: whoever only looks may ask them.
+STANDING: Final = frozenset({"bound", "gated", "has_uuid", "fresh", "no_notice"})
+FIXED: Final = frozenset({"gated"})  # settings: a row that lacks one never applies in this process
+
 CONDITIONS: Final[dict[str, str]] = {
     # sender
     "early_hello": "a hello for this room and digest came before its leg",

@@ -30,16 +30,6 @@ from pdjax.engine.rooms import DropPeer, LockedRooms, Ports
 # The transport's lazy timeouts fire only when its tables are touched (peer-servers rule 2); it may name its own tick_s.
 TICK_S = 0.25
 
-TIMER_EVENTS = {
-    "request": "expire_request",
-    "lease": "expire_lease",
-    "bootstrap": "expire_bootstrap",
-    "transfer": "expire_transfer",
-    "tombstone": "tombstone_timer",
-    "hello": "hello_timer",
-    "notice": "notice_timer",
-}
-
 
 @dataclass(eq=False)
 class _Pull:
@@ -194,6 +184,8 @@ class Driver(LockedRooms):
     def _pull_done(self, room: int, event: PullDone, start: fx.StartPull) -> None:
         wrong = [(p, e) for p, e in zip(start.parts, event.errors, strict=True) if e is not None]
         if not wrong:
+            self.tally.moved_bytes.add(start.manifest.nbytes)
+            self.tally.pull_s.add(event.seconds)
             self._safely(room, Event("landed", data=Packed(start.parts, event.arrays)))
             return
         self.counters.add("parts_failed", len(wrong))
@@ -259,7 +251,7 @@ class Driver(LockedRooms):
                 self._arm((kind, key), deadline)
                 return
             del record.timers[kind]
-            self._safely(key, Event(TIMER_EVENTS[kind]))
+            self._safely(key, Event(t.TIMER_EVENTS[kind]))
 
     def _silence(self, peer: str, now: float) -> None:
         due = self.receiver.silent(peer, now)
@@ -326,6 +318,7 @@ class Driver(LockedRooms):
         elif isinstance(e, fx.Register):
             key = peer_key(e.peer, e.epoch)
             transport.offer(key, e.uuid, e.packed)
+            self.tally.moved_bytes.add(sum(part.nbytes for part in e.packed.parts))
             self.note("registered", e.room, uuid=str(e.uuid), peer=e.peer, peer_epoch=str(e.epoch))
         elif isinstance(e, fx.Withdraw):
             transport.withdraw(peer_key(e.peer, e.epoch), e.uuid, self.settings.withdrawn_life_s)

@@ -7,10 +7,22 @@ calls the same ``turn``. Must never import JAX or start a thread.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from itertools import islice
+from typing import Any, TypeVar
+
+from pdjax.core.outlook import RoomView, view
+from pdjax.core.receiver import ReceiverRoom
 from pdjax.core.room import Event
+from pdjax.core.sender import SenderRoom
 from pdjax.engine.driver import Driver
 from pdjax.engine.halves import Receiver, Sender
 from pdjax.engine.rooms import Counters, Ports
+
+LOOK_AT_ONCE = 32  # rooms described in one hold of the lock: about a millisecond (protocol §7)
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 __all__ = ["Counters", "KVManager", "Ports", "Receiver", "Sender"]
 
@@ -39,6 +51,73 @@ class KVManager(Driver):
                 "pulls": len(self._pulls),
                 "pending_effects": len(self._pending),
             }
+
+    def views(self, limit: int) -> tuple[list[RoomView], int]:
+        """The live rooms, at most limit of them, and how many there are. For an operator's eyes, from any thread.
+
+        The driver waits for a few rooms at a time at most: each is as it was at a moment of this call.
+        """
+        known: list[SenderRoom | ReceiverRoom] = [*self.rooms.values()]
+        live = [record for record in known if record.live]
+        shown = self._look(
+            live[:limit], lambda record: view(record, self.ports.clock()) if record.live else None
+        )
+        return [one for one in shown if one is not None], len(live)
+
+    def remains(self, limit: int) -> dict[str, Any]:
+        """What is kept for rooms that are not live: early entries, limbo, notices (at most limit of each), tombstones."""
+        now = self.ports.clock()
+        with self._lock:
+            early = [
+                {
+                    "room": str(room),
+                    "kind": e.kind,
+                    "peer": e.peer,
+                    "attempt": str(e.attempt),
+                    "in_s": round(e.until - now, 3),
+                }
+                for room, entries in islice(self.sender.early.items(), limit)
+                for e in entries.values()
+            ][:limit]
+            limbo = [
+                {
+                    "room": str(k.room),
+                    "peer": k.peer,
+                    "attempt": str(k.attempt),
+                    "bytes": v.n_bytes,
+                    "in_s": round(v.until - now, 3),
+                }
+                for k, v in islice(self.sender.limbo.items(), limit)
+            ]
+        noticing = [record for record in list(self.receiver.rooms.values()) if record.notices]
+        told = self._look(
+            noticing[:limit],
+            lambda record: [
+                {
+                    "room": str(record.room),
+                    "kind": n.kind,
+                    "peer": n.peer,
+                    "age_s": round(now - n.since, 3),
+                    "in_s": round(n.due - now, 3),
+                }
+                for n in record.notices.values()
+            ],
+        )
+        return {
+            "early": early,
+            "limbo": limbo,
+            "notices": [notice for of_room in told for notice in of_room],
+            "tombstones": len(self.rooms) - self._n_live,
+        }
+
+    def _look(self, records: Iterable[T], describe: Callable[[T], R]) -> list[R]:
+        """describe of each, under the lock, which is let go between a few."""
+        out: list[R] = []
+        left = iter(records)
+        while some := list(islice(left, LOOK_AT_ONCE)):
+            with self._lock:
+                out += [describe(record) for record in some]
+        return out
 
     def end_rooms(self) -> int:
         """A process that leaves: end what is live, and so tell the peers (V7). How many rooms there were."""

@@ -24,6 +24,7 @@ from pdjax.core.receiver import ReceiverRoom, ReceiverSide
 from pdjax.core.room import Event, Transition
 from pdjax.core.sender import Budget, SenderRoom, SenderSide
 from pdjax.core.settings import PDSettings
+from pdjax.core.tally import Tally
 from pdjax.core.trace import EventLog
 from pdjax.engine.base import BaseKVManager, KVEnded, KVEvent, KVLanded, KVReady, KVReleased, Leg
 from pdjax.engine.ports import Clock, RegistryClient, SideChannel, Transport
@@ -80,6 +81,7 @@ class LockedRooms(BaseKVManager):
         self.settings, self.ports, self.epoch = settings, ports, epoch
         self.log = log or EventLog(args.instance_id, epoch, ports.clock)
         self.counters = Counters()
+        self.tally = Tally()
         self._on_event = on_event
         self._runner: Any = None
         self._lock = threading.RLock()
@@ -224,6 +226,7 @@ class LockedRooms(BaseKVManager):
         heapq.heappush(self._timers, (at, self._timer_seq, key))
 
     def _log_transition(self, line: Transition, ev: Event, leg: Leg | None) -> None:
+        self.tally.note(line)
         if line.kind == "stale":
             self.counters.add(f"stale_{line.event}")
         if self.log.on:

@@ -28,6 +28,7 @@ class Seq:
     max_outputs: int
     token: int = 0
     queue: Fifo | None = None
+    since: float = 0.0  # when it joined that queue, for who asks why it waits
     queued: bool = True
     has_pages: bool = False
     computed: int = 0

@@ -394,7 +394,7 @@ class Scheduler:
     def _move(self, seq: Seq, queue: Fifo | None) -> None:
         if seq.queue is not None:
             seq.queue.remove(seq)
-        seq.queue = queue
+        seq.queue, seq.since = queue, self.clock()
         if queue is not None:
             queue.push(seq)
         if seq.queued and (queue is None or not queue.waiting):

@@ -28,10 +28,6 @@ FIRST = wire.FirstToken(1)
 PAGES = (1,)  # what the scheduler takes at a start
 LATER = 1e9  # a time at which everything armed is over
 NEVER = 1e18
-TIMER_EVENTS = {
-    "request": "expire_request", "lease": "expire_lease", "bootstrap": "expire_bootstrap",
-    "transfer": "expire_transfer", "tombstone": "tombstone_timer", "hello": "hello_timer", "notice": "notice_timer",
-}  # fmt: skip
 GOT_LIFE_BITS = 24  # epoch = (life, node): attempts and uuids minted by different lives never meet
 
 Frozen = tuple[Any, ...]
@@ -239,7 +235,7 @@ class _Run:
         record = self.record(room)
         assert record is not None
         del record.timers[kind]
-        self.handle(room, Event(TIMER_EVENTS[kind]))
+        self.handle(room, Event(t.TIMER_EVENTS[kind]))
 
     def record(self, room: int) -> Room | None:
         raise NotImplementedError
