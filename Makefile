@@ -31,7 +31,7 @@ test: $(STAMP)
 lint: $(STAMP)
 	@$(BIN)/ruff format --check --quiet . || { $(BIN)/ruff format --check .; exit 1; }
 	@$(BIN)/ruff check --quiet .
-	@$(BIN)/mypy --no-error-summary pdjax/core pdjax/sched pdjax/engine
+	@$(BIN)/mypy --no-error-summary pdjax/core pdjax/sched pdjax/engine pdjax/sim
 
 format: $(STAMP)
 	@$(BIN)/ruff format .

@@ -69,6 +69,15 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
     checksum: int = 0
 
 
+def misstated(part: Part, itemsize_bytes: int) -> str | None:
+    """Why a part whose dtype has so many bytes cannot be pulled, or None. Arrays of no bytes hang for ever (facts/transfer row 10)."""
+    if any(n < 1 for n in part.shape):
+        return f"shape {part.shape} has no bytes"
+    if part.nbytes != math.prod(part.shape) * itemsize_bytes:
+        return f"nbytes {part.nbytes} is not that of {part.dtype}{list(part.shape)}"
+    return None if part.sharding == "single" else f"sharding {part.sharding!r} is not supported"
+
+
 class Manifest(msgspec.Struct, frozen=True):
     """P's statement of one hand-off. D compares, never recomputes (S7)."""
 

@@ -8,8 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from pdjax.sim.importer import NoRun, import_logs
+from pdjax.sim.importer import import_logs
 from pdjax.sim.replay import Result, run_trace
+from pdjax.sim.runlog import NoRun
 from pdjax.sim.schema import TraceError
 from pdjax.sim.trace_file import dumps, load, parse
 from pdjax.sim.trace_types import Trace

@@ -11,6 +11,7 @@ from pdjax.core import transitions as t
 from pdjax.core import wire
 from pdjax.core.reasons import REASONS
 from pdjax.core.settings import PDSettings
+from pdjax.sim.explore.diagrams import arrows
 
 SIDES = {t.SENDER: "P (sender)", t.RECEIVER: "D (receiver)"}
 
@@ -92,14 +93,8 @@ def _messages() -> str:
 
 def diagram(role: str) -> str:
     """States and the events that change them."""
-    arrows: dict[tuple[str, str], list[str]] = {}
-    for row in t.ROWS:
-        if row.role == role and row.to != "=":
-            for letter in row.states:
-                names = arrows.setdefault((letter, row.to), [])
-                names += [e for e in row.event.split() if e not in names]
     lines = ["```mermaid", "stateDiagram-v2"]
-    for (a, b), events in arrows.items():
+    for (a, b), events in arrows(role).items():
         text = ", ".join(events[:6]) + (", …" if len(events) > 6 else "")
         lines.append(f"    {t.STATE_NAMES[t.LETTERS[a]]} --> {t.STATE_NAMES[t.LETTERS[b]]}: {text}")
     return "\n".join([*lines, "```\n"])

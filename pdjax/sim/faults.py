@@ -340,7 +340,8 @@ class Scenario:
         return True
 
     def _partition(self, step: Step, value: Mapping[str, Any]) -> None:
-        self.world.net.cut(*value["between"], value["for"] / 1000)
+        a, b = value["between"]
+        self.world.net.cut(a, b, value["for"] / 1000)
 
     def _clock(self, step: Step, value: Mapping[str, Any]) -> None:
         offsets = self.world.clock_offset_s

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
-from typing import Any
+from typing import Any, cast, get_args
 
 from pdjax.core.errors import ConfigError
 from pdjax.core.settings import PDSettings
@@ -12,6 +12,7 @@ from pdjax.sched.scheduler import SchedulerConfig
 from pdjax.sim.node import NodeSpec
 from pdjax.sim.runner import SimModel
 from pdjax.sim.schema import TraceError, show
+from pdjax.sim.transport import Verify
 
 _SETTINGS = {f.metadata["flag"]: f for f in fields(PDSettings)}
 _NUMBERS = {
@@ -52,7 +53,7 @@ def node_spec(
             known = ", ".join([*_SETTINGS, *_NUMBERS, *_TEXTS])
             raise TraceError(path, f"the simulated servers have no such flag; they have {known}")
     verify = texts.get("disaggregation-verify", "all")
-    if verify not in ("off", "sampled", "all"):
+    if verify not in get_args(Verify):
         raise TraceError("world.flags.disaggregation-verify", f"{verify}: one of off, sampled, all")
     built = PDSettings(**settings)
     broken = built.check()
@@ -72,7 +73,7 @@ def node_spec(
         raise TraceError("world.flags", f"{name}: {error}") from None
     return NodeSpec(
         name, built, config, page_size, num_pages, max_batch, 0, texts.get("model", "sim") + texts.get("dtype", ""),
-        tuple(pools), verify, SIM_MODEL,
+        tuple(pools), cast(Verify, verify), SIM_MODEL,
     )  # fmt: skip
 
 

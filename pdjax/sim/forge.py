@@ -22,7 +22,7 @@ def forged_frame(source: Node, to: Node, given: Mapping[str, Any]) -> bytes:
     fields |= {k: v for k, v in given.items() if k != "type"}
     if kind is wire.Ready and "uuid" in given:
         fields["manifest"] = msgspec.structs.replace(fields["manifest"], uuid=given["uuid"])
-    message = kind(**{name: fields[name] for name in kind.__struct_fields__})
+    message: Any = kind(**{name: fields[name] for name in kind.__struct_fields__})
     manager = source.manager
     known = manager.peers.links.get(to.name)
     link = copy.copy(known) if known is not None else Link(to.name, "")

@@ -131,7 +131,7 @@ class _Draw:
             peer = round(lease * rng.uniform(0.25, 0.45), 2)
             bound = round(peer * rng.uniform(0.08, 0.2), 3)
             transfer, bootstrap = round(rng.uniform(0.5, 2), 1), round(rng.uniform(0.5, 2), 1)
-            values = {
+            values: dict[str, Any] = {
                 "lease_s": lease,
                 "peer_timeout_s": peer,
                 "answer_bound_s": bound,

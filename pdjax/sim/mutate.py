@@ -44,11 +44,11 @@ def rows_replaced(rows: list[t.Row]) -> Iterator[None]:
     compiled = t.compile_rows(rows)
     try:
         t.ROWS[:] = rows
-        t.COMPILED = compiled  # type: ignore[misc]
+        t.COMPILED = compiled
         yield
     finally:
         t.ROWS[:] = old_rows
-        t.COMPILED = old_compiled  # type: ignore[misc]
+        t.COMPILED = old_compiled
 
 
 def _with_row(index: int, row: t.Row | None) -> Patch:
@@ -233,10 +233,13 @@ def mistakes() -> list[Mutant]:
                 self.timers.pop(kind, None)
             return self._arm("tombstone", now, 0.05)
 
-        stack = contextlib.ExitStack()
-        for side in (SenderRoom, ReceiverRoom):
-            stack.enter_context(_table_entry(side, "_effects", "bury", bury))
-        return stack
+        @contextlib.contextmanager
+        def both() -> Iterator[None]:
+            of_p, of_d = (_table_entry(side, "_effects", "bury", bury) for side in (SenderRoom, ReceiverRoom))
+            with of_p, of_d:
+                yield
+
+        return both()
 
     def done_before_scatter() -> contextlib.AbstractContextManager[None]:
         rows = [
@@ -460,9 +463,10 @@ def _stuck(signum: int, frame: Any) -> None:
 def _broken(trace: dict[str, Any]) -> str:
     """The property that a run breaks first. One that raises breaks S11, one that goes in circles V1, one that hangs V5."""
     from pdjax.sim import replay
+    from pdjax.sim.trace_file import parse
 
     with _attribute(replay, "MAX_EVENTS", MAX_EVENTS):
-        run = replay.Run(replay.parse(trace), conformance=False)
+        run = replay.Run(parse(trace), conformance=False)
         before = signal.signal(signal.SIGALRM, _stuck)
         signal.alarm(STUCK_S)
         try:

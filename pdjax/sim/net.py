@@ -11,6 +11,7 @@ import ipaddress
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pdjax.core.pools import Part
@@ -165,9 +166,8 @@ class SimChannel:
         if listen is not None:
             for channel in list(net.channels.values()):
                 if channel._listen is None and listen in channel._conns:
-                    net.after(
-                        RECONNECT_S, lambda c=channel: c._flush(listen), ("connect", channel.node, self.node)
-                    )  # type: ignore[misc]
+                    event = ("connect", channel.node, self.node)
+                    net.after(RECONNECT_S, partial(channel._flush, listen), event)
 
     @property
     def address(self) -> str | None:
@@ -303,13 +303,13 @@ class SimChannel:
         self.open = False
         if self._listen is None:
             for address, conn in self._conns.items():
-                there = self.net.channels.get(address)
-                if conn.up and there is not None:
-                    self._tell_gone(there)
+                peer = self.net.channels.get(address)
+                if conn.up and peer is not None:
+                    self._tell_gone(peer)
             return
         for channel in list(self.net.channels.values()):
-            conn = channel._conns.get(self._listen)
-            if conn is not None and conn.up and not self.net.is_cut(self.node, channel.node):
+            there = channel._conns.get(self._listen)
+            if there is not None and there.up and not self.net.is_cut(self.node, channel.node):
                 channel._lost(self._listen)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import xxhash
@@ -120,7 +121,7 @@ class Router:
             delay = leg.options.get("delay", 0) / 1000
             posted = max(posted, delay)
             if not leg.options.get("drop", False):
-                post = lambda leg=leg: self._post(record, leg, room)  # noqa: E731
+                post = partial(self._post, record, leg, room)
                 if delay:
                     self.net.after(delay, post, ("post", record.rid, leg.side))
                 else:

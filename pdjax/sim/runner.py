@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import xxhash
@@ -105,7 +106,7 @@ class SimRunner:
         self.checksums = checksums
         self.kv = np.full((self.model.n_layers, num_pages, page_size, TAIL), POISON, np.uint64)
         self.arrays = [self.kv, *(self.kv.copy() for _ in pool_names[1:])]
-        self.pools: list[PoolTransferSpec] = [
+        self.pools: Sequence[PoolTransferSpec] = [
             PoolTransferSpec(
                 name=name,
                 pool_type="sim",
@@ -160,9 +161,9 @@ class SimRunner:
         positions = np.arange(start, stop)
         return table[positions // self.page_size], positions % self.page_size
 
-    def _read(self, pages: Sequence[int], stop: int) -> np.ndarray:
+    def _read(self, pages: Sequence[int], stop: int) -> np.ndarray[Any, Any]:
         page, slot = self._slots(pages, 0, stop)
-        kv = self.kv[:, page, slot]
+        kv: np.ndarray[Any, Any] = self.kv[:, page, slot]
         for i, pool in enumerate(self.arrays[1:], 1):
             kv = kv ^ (pool[:, page, slot] ^ _layer_key(-i) ^ self.kv[:, page, slot])
         return kv

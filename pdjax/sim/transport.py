@@ -7,7 +7,6 @@ Must never import JAX, read real time or draw at random.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -15,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 import xxhash
 
-from pdjax.core.pools import Part
+from pdjax.core.pools import Part, misstated
 from pdjax.engine.base import Packed
 from pdjax.engine.ports import PullDone, PullSettled, TransportEvent
 from pdjax.sim.net import SimNet, _is_address
@@ -85,11 +84,7 @@ def malformed(part: Part) -> str | None:
         itemsize = np.dtype(part.dtype).itemsize
     except TypeError:
         return f"dtype {part.dtype!r} is unknown"
-    if any(n < 1 for n in part.shape):
-        return f"shape {part.shape} has no bytes"
-    if part.nbytes != math.prod(part.shape) * itemsize:
-        return f"nbytes {part.nbytes} is not that of {part.dtype}{list(part.shape)}"
-    return None if part.sharding == "single" else f"sharding {part.sharding!r} is not supported"
+    return misstated(part, itemsize)
 
 
 def differs(part: Part, array: np.ndarray[Any, Any]) -> str | None:
@@ -275,7 +270,7 @@ class SimTransport:
         if error is None:
             error = differs(part, array)
         if error is None and part.checksum and self._is_checked(pull.pull_id, i):
-            found = xxhash.xxh3_64_intdigest(np.ascontiguousarray(array))
+            found = xxhash.xxh3_64_intdigest(np.ascontiguousarray(array).data)
             if found != part.checksum:
                 error = f"checksum is {found:016x}, stated {part.checksum:016x}"
         self._part_ended(pull, i, None if error else array, error)

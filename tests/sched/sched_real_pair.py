@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import random
 
+from quick_settings import QUICK
 from sched_harness import assert_initial
 from sched_pair import Pair
 
 from pdjax.core.identity import make_epoch
 from pdjax.core.pools import Fingerprint, KVArgs
-from pdjax.core.settings import PDSettings
 from pdjax.engine.base import BaseKVManager
 from pdjax.engine.bootstrap.registration import registration
 from pdjax.engine.bootstrap.registry import Registry
@@ -18,24 +18,12 @@ from pdjax.sim.membership import SimRegistryClient
 from pdjax.sim.net import SimChannel, SimNet
 from pdjax.sim.transport import SimTransport
 
-# Timers far shorter than the defaults and sound among themselves, so that a settled world is soon reached.
-SETTINGS = PDSettings(
-    lease_s=2.0,
-    peer_timeout_s=0.6,
-    hello_interval_s=0.1,
-    answer_bound_s=0.1,
-    bootstrap_timeout_s=3.0,
-    transfer_timeout_s=3.0,
-    limbo_timeout_s=5.0,
-    request_timeout_s=20.0,
-    graveyard_timeout_s=8.0,
-)
-SETTLE_S = 60.0  # longer than any of them
+SETTLE_S = 60.0  # longer than any timer of QUICK
 
 
 class RealPair(Pair):
     def make_managers(self, budget_bytes: int) -> tuple[BaseKVManager, BaseKVManager]:
-        assert SETTINGS.check() == []
+        assert QUICK.check() == []
         self.net = SimNet()
         self.net.registry = Registry(1e9)
         self.clock = self.net.clock
@@ -55,7 +43,7 @@ class RealPair(Pair):
             args,
             "registry.test:8998",
             role=role,
-            settings=SETTINGS,
+            settings=QUICK,
             ports=Ports(self.transports[-1], channel, client, self.clock),
             epoch=make_epoch(1000 + n, n << 20),
             budget_bytes=budget_bytes,

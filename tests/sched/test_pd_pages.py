@@ -104,6 +104,16 @@ def test_a_room_that_ends_during_its_prefill_offers_nothing(make_pair, monkeypat
 # ---------------------------------------------------------------- D: pages, receive, landing
 
 
+def until_pulling(pair) -> None:
+    """D has begun a pull, and nothing has landed."""
+    while pair.d.stats()["in_flight"] == 0:
+        pair.p.step()
+        for action in pair.link.actions():
+            if not action[0].startswith("land"):
+                pair.link.do(action)
+        pair.d.step()
+
+
 def test_d_takes_pages_for_the_whole_output_in_the_order_of_ready(make_pair):
     pair = make_pair(d={"num_pages": 9, "max_batch": 4})
     one, two, three = (
@@ -220,12 +230,7 @@ def test_a_landing_of_another_attempt_is_dropped(make_pair):
     """A room that is used again (S5): the token, not the room, owns the pages."""
     pair = make_pair()
     p, d = pair.submit([1] * 8, LONG)
-    while pair.d.stats()["in_flight"] == 0:
-        pair.p.step()
-        for action in pair.link.actions():
-            if not action[0].startswith("land"):
-                pair.link.do(action)
-        pair.d.step()
+    until_pulling(pair)
     pair.link.post(
         "decode", KVLanded(1, pair.link.half("decode", 1).token - 1, pair.link.half("prefill", 1).packed)
     )
@@ -251,12 +256,7 @@ def test_nothing_is_said_before_commit(make_pair):
     """commit() says no: the KV is here and right, and still no token of it may be given out (S2, S13)."""
     pair = make_pair()
     _, d = pair.submit([1] * 8, LONG)
-    while pair.d.stats()["in_flight"] == 0:
-        pair.p.step()
-        for action in pair.link.actions():
-            if not action[0].startswith("land"):
-                pair.link.do(action)
-        pair.d.step()
+    until_pulling(pair)
     pair.link.land(1)
     half = pair.link.half("decode", 1)
     half.state, half.error = KVPoll.Failed, PDError("late", reason="transfer_timeout", room=1)

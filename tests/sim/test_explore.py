@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 
 import pytest
+from broken_rows import d, p, strip, without
 
 from pdjax.core import transitions as t
 from pdjax.sim.explore import SEARCHES, Ask, Config, Report, explore
@@ -96,29 +97,6 @@ def changed(match: Callable[[t.Row], bool], **changes: object) -> list[t.Row]:
     rows = [dataclasses.replace(r, **changes) if match(r) else r for r in t.ROWS]  # type: ignore[arg-type]
     assert rows != t.ROWS
     return rows
-
-
-def without(match: Callable[[t.Row], bool]) -> list[t.Row]:
-    rows = [r for r in t.ROWS if not match(r)]
-    assert len(rows) < len(t.ROWS)
-    return rows
-
-
-def strip(effect: str, match: Callable[[t.Row], bool]) -> list[t.Row]:
-    rows = [
-        dataclasses.replace(r, effects=tuple(e for e in r.effects if e != effect)) if match(r) else r
-        for r in t.ROWS
-    ]
-    assert rows != t.ROWS
-    return rows
-
-
-def p(state: str, event: str) -> Callable[[t.Row], bool]:
-    return lambda r: r.role == t.SENDER and state in r.states and event in r.event.split()
-
-
-def d(state: str, event: str) -> Callable[[t.Row], bool]:
-    return lambda r: r.role == t.RECEIVER and state in r.states and event in r.event.split()
 
 
 LEAN = ONE.but(lose=False, duplicate=False, wire=1)
@@ -234,13 +212,13 @@ def test_a_search_that_is_cut_short_says_so() -> None:
 
 def test_the_order_of_the_search_depends_on_no_hash() -> None:
     code = (
-        "from tests.sim.test_explore import *\n"
+        "from test_explore import *\n"
         "r = explore(LEAN.but(assume=('tombstone',)), liveness=False)\n"
         "print(r.states, r.edges, r.violations[0].steps)"
     )
     outs = []
     for seed in ("1", "2"):
-        env = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.getcwd()}
+        env = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
         done = subprocess.run(
             [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True
         )

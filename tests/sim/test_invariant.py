@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable
 
 import pytest
+from broken_rows import d, p, strip
 
 from pdjax.core import transitions as t
 from pdjax.sim.export import invariant
@@ -26,23 +27,6 @@ def test_the_proof_is_about_steps_that_can_happen() -> None:
     assert "a pull meets the registration" in possible
 
 
-def _strip(effect: str, match: Callable[[t.Row], bool]) -> list[t.Row]:
-    rows = [
-        dataclasses.replace(r, effects=tuple(e for e in r.effects if e != effect)) if match(r) else r
-        for r in t.ROWS
-    ]
-    assert rows != t.ROWS
-    return rows
-
-
-def _sender(state: str, event: str) -> Callable[[t.Row], bool]:
-    return lambda r: r.role == t.SENDER and state in r.states and event in r.event.split()
-
-
-def _receiver(state: str, event: str) -> Callable[[t.Row], bool]:
-    return lambda r: r.role == t.RECEIVER and state in r.states and event in r.event.split()
-
-
 def _swap(match: Callable[[t.Row], bool], old: str, new: str) -> list[t.Row]:
     rows = [
         dataclasses.replace(r, effects=tuple(new if e == old else e for e in r.effects)) if match(r) else r
@@ -53,15 +37,15 @@ def _swap(match: Callable[[t.Row], bool], old: str, new: str) -> list[t.Row]:
 
 
 BROKEN: list[tuple[str, list[t.Row], str, str]] = [
-    ("bytes stay registered after an abort", _strip("withdraw", _sender("T", "abort_local")), "S1", "P in T"),
-    ("budget freed at the lease, not at quiet", _swap(_sender("T", "expire_lease"), "to_limbo", "free_budget"), "S4", "reading"),
-    ("budget kept after done", _strip("free_budget", _sender("T", "done")), "S3", "charged"),
-    ("no budget before the prefill", _strip("reserve", _sender("B", "admit")), "S3", "P in B"),
-    ("pages kept after the transfer timer", _strip("engine_stop", _receiver("T", "expire_transfer")), "S1", "pages"),
+    ("bytes stay registered after an abort", strip("withdraw", p("T", "abort_local")), "S1", "P in T"),
+    ("budget freed at the lease, not at quiet", _swap(p("T", "expire_lease"), "to_limbo", "free_budget"), "S4", "reading"),
+    ("budget kept after done", strip("free_budget", p("T", "done")), "S3", "charged"),
+    ("no budget before the prefill", strip("reserve", p("B", "admit")), "S3", "P in B"),
+    ("pages kept after the transfer timer", strip("engine_stop", d("T", "expire_transfer")), "S1", "pages"),
     (
         "done before the scatter",
         [
-            dataclasses.replace(r, to="S", effects=("notice_done", "bury")) if _receiver("T", "landed")(r) else r
+            dataclasses.replace(r, to="S", effects=("notice_done", "bury")) if d("T", "landed")(r) else r
             for r in t.ROWS
         ],
         "S2", "D in T",
@@ -69,9 +53,9 @@ BROKEN: list[tuple[str, list[t.Row], str, str]] = [
     (
         "limbo freed by an abort that is not quiet",
         [
-            dataclasses.replace(r, when=()) if _sender("F", "abort")(r) and "quiet" in r.when else r
+            dataclasses.replace(r, when=()) if p("F", "abort")(r) and "quiet" in r.when else r
             for r in t.ROWS
-            if not (_sender("F", "abort")(r) and not r.when)
+            if not (p("F", "abort")(r) and not r.when)
         ],
         "S4", "limbo",
     ),

@@ -5,13 +5,13 @@ import dataclasses
 from collections import deque
 
 import pytest
+from quick_settings import QUICK as SHORT
 
 from pdjax.core import transitions as t
 from pdjax.core.identity import Minter
 from pdjax.core.receiver import ReceiverRoom
 from pdjax.core.room import Room
 from pdjax.core.sender import Budget, SenderRoom, SenderSide
-from pdjax.core.settings import PDSettings
 from pdjax.engine.bootstrap.registry import Registry
 from pdjax.engine.driver import Driver
 from pdjax.sched.batch import Fifo
@@ -23,19 +23,7 @@ from pdjax.sim.properties import NOT_SHOWN, PROPERTIES, Monitor
 from pdjax.sim.transport import SimTransport
 from pdjax.sim.world import Timing, World
 
-QUICK = PDSettings(
-    lease_s=2.0,
-    peer_timeout_s=0.6,
-    hello_interval_s=0.1,
-    answer_bound_s=0.1,
-    bootstrap_timeout_s=3.0,
-    transfer_timeout_s=3.0,
-    limbo_timeout_s=5.0,
-    request_timeout_s=20.0,
-    graveyard_timeout_s=8.0,
-    heartbeat_interval_s=0.5,
-    heartbeat_ttl_s=2.0,
-)
+QUICK = dataclasses.replace(SHORT, heartbeat_interval_s=0.5, heartbeat_ttl_s=2.0)
 PROMPT = list(range(1, 14))
 MONITORS = []
 

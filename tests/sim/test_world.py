@@ -4,6 +4,7 @@ import dataclasses
 import random
 
 import pytest
+from quick_settings import QUICK
 
 from pdjax.core import conform
 from pdjax.core.errors import PDError
@@ -11,17 +12,6 @@ from pdjax.core.settings import PDSettings
 from pdjax.sched.request import SamplingParams
 from pdjax.sim.world import World
 
-QUICK = PDSettings(
-    lease_s=2.0,
-    peer_timeout_s=0.6,
-    hello_interval_s=0.1,
-    answer_bound_s=0.1,
-    bootstrap_timeout_s=3.0,
-    transfer_timeout_s=3.0,
-    limbo_timeout_s=5.0,
-    request_timeout_s=20.0,
-    graveyard_timeout_s=8.0,
-)
 PROMPT = list(range(1, 14))
 
 

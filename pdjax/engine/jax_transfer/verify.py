@@ -6,30 +6,23 @@ row 8), so only the bytes prove anything. Must never wait on an array that is no
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from pdjax.core.pools import Part
+from pdjax.core.pools import Part, misstated
 from pdjax.engine.kernels.checksum import Verify, checksum, chosen
 
 
 def malformed(part: Part) -> str | None:
-    """Why this part cannot be pulled at all, or None. Zero-size arrays hang for ever (facts/transfer row 10)."""
+    """Why this part cannot be pulled at all, or None."""
     try:
         itemsize = int(jnp.dtype(part.dtype).itemsize)
     except TypeError:
         return f"dtype {part.dtype!r} is unknown"
-    if any(n < 1 for n in part.shape):
-        return f"shape {part.shape} has no bytes"
-    if part.nbytes != math.prod(part.shape) * itemsize:
-        return f"nbytes {part.nbytes} is not that of {part.dtype}{list(part.shape)}"
-    if part.sharding != "single":
-        return f"sharding {part.sharding!r} is not supported"
-    return None
+    return misstated(part, itemsize)
 
 
 def spec(part: Part, device: jax.Device) -> jax.ShapeDtypeStruct:

@@ -5,14 +5,15 @@ from __future__ import annotations
 from pdjax.core import transitions as t
 
 
-def _arrows(role: str) -> dict[tuple[str, str], list[str]]:
-    arrows: dict[tuple[str, str], list[str]] = {}
+def arrows(role: str) -> dict[tuple[str, str], list[str]]:
+    """(from, to), as letters, with the events that take that way, in the order of the rows."""
+    found: dict[tuple[str, str], list[str]] = {}
     for row in t.ROWS:
         if row.role == role and row.to != "=":
             for letter in row.states:
-                names = arrows.setdefault((letter, row.to), [])
+                names = found.setdefault((letter, row.to), [])
                 names += [e for e in row.event.split() if e not in names]
-    return arrows
+    return found
 
 
 def dot(role: str) -> str:
@@ -21,7 +22,7 @@ def dot(role: str) -> str:
     for letter, value in t.LETTERS.items():
         more = ", peripheries=2" if value in t.TERMINAL else ", style=dashed" if letter == "N" else ""
         lines.append(f'  {letter} [label="{t.STATE_NAMES[value]}"{more}];')
-    for (a, b), events in _arrows(role).items():
+    for (a, b), events in arrows(role).items():
         lines.append(f'  {a} -> {b} [label="{", ".join(events)}"];')
     return "\n".join([*lines, "}"])
 

@@ -70,7 +70,7 @@ class Move:
     state: State
     overflow: bool = False
     errors: list[str] = field(default_factory=list)
-    lines: list[t.Any] = field(default_factory=list)
+    lines: list[Any] = field(default_factory=list)
 
 
 class Table:

@@ -5,6 +5,8 @@ Each says what must hold, never how the table achieves it. Must never look into 
 
 from __future__ import annotations
 
+from typing import Any
+
 from pdjax.core import transitions as t
 from pdjax.sim.explore import process as pr
 from pdjax.sim.explore.parts import LIVE, B, F, Move, N, S, State, T, W
@@ -210,7 +212,7 @@ class Checker:
             found += self._again(before, dst, ("frame", src, epoch, message))
         return found
 
-    def _commit(self, before: State, line: t.Any) -> list[str]:
+    def _commit(self, before: State, line: Any) -> list[str]:
         """S2, S13 for a success of D: from the transport's and the pool's point of view."""
         env = self.world.env(before)
         pull = next((x for x in env.pulls if (x.room, x.attempt) == (line.room, line.attempt)), None)
@@ -225,7 +227,7 @@ class Checker:
         return []
 
     def _foreign(
-        self, before: State, dst: str, src: str, epoch: int, message: tuple[t.Any, ...], lines: list[t.Any]
+        self, before: State, dst: str, src: str, epoch: int, message: tuple[Any, ...], lines: list[Any]
     ) -> list[str]:
         """S5. The line of the message itself is the one of its own event and room."""
         record = pr.room_of(self.world.node(before, dst), message[1])

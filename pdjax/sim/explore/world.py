@@ -160,7 +160,7 @@ class World(Steps):
                 found = tuple(
                     (p, self.ps.epoch(p, life)) for p, life in zip(self.config.prefills, choice, strict=True)
                 )
-                action = ("candidates", d, room, choice)
+                action: Action = ("candidates", d, room, choice)
                 yield self._run(
                     state, action, WORK, d, ("candidates", room, found), {}, self._noted(env, d, action)
                 )

@@ -183,20 +183,28 @@ def _receiver_effects(row: t.Row, event: str) -> dict[str, Any]:
     return sets
 
 
+def _known(row: t.Row, meaning: dict[str, Any]) -> list[Any]:
+    """The conditions of a row that have a meaning in this abstraction."""
+    parts: list[Any] = []
+    for c in row.when:
+        known = meaning.get(c.lstrip("!"))
+        if known is not None:
+            parts.append(z3.Not(known) if c.startswith("!") else known)
+    return parts
+
+
 def _sender_guard(row: t.Row, event: str) -> Any:
     """What the row's conditions say of this state; what this abstraction does not know may hold or not."""
     before, _ = _PAIR
-    parts: list[Any] = []
-    for c in row.when:
-        name = c.lstrip("!")
-        known: Any = {
+    parts = _known(
+        row,
+        {
             "bound": before.bound, "budget_free": z3.Not(z3.Or(before.charged, before.limbo)),
             "foreign_digest": z3.BoolVal(False), "foreign_fingerprint": z3.BoolVal(False),
             "attempt_newer": z3.BoolVal(False), "attempt_older": z3.BoolVal(False), "gated": z3.BoolVal(False),
             "quiet": z3.Bool("event.quiet"), "uuid_mine": before.p("T"),
-        }.get(name)  # fmt: skip
-        if known is not None:
-            parts.append(z3.Not(known) if c.startswith("!") else known)
+        },
+    )  # fmt: skip
     if event == "done":
         parts.append(before.said_done)
     if event == "abort":
@@ -210,17 +218,15 @@ def _sender_guard(row: t.Row, event: str) -> Any:
 
 def _receiver_guard(row: t.Row, event: str) -> Any:
     before, _ = _PAIR
-    parts: list[Any] = []
-    for c in row.when:
-        name = c.lstrip("!")
-        known: Any = {
+    parts = _known(
+        row,
+        {
             "has_uuid": before.manifest, "same_uuid": before.manifest, "agrees": z3.BoolVal(True),
             "quiet": z3.Not(before.pulling), "newer_life": z3.BoolVal(False),
             "from_bound": z3.BoolVal(True), "from_candidate": z3.BoolVal(True),  # one P
             "no_notice": z3.Not(before.pulling),  # S4 of the searches: no room is forgotten under its pull
-        }.get(name)  # fmt: skip
-        if known is not None:
-            parts.append(z3.Not(known) if c.startswith("!") else known)
+        },
+    )  # fmt: skip
     if event == "ready":
         parts.append(before.said_ready)
     if event == "scattered":

@@ -67,7 +67,7 @@ class V1(Property):
 
     def _longest_ms(self, record: Any) -> float:
         settings = [self.ctx.settings(leg.node) for leg in record.legs.values()]
-        return max((s.request_timeout_s + s.answer_bound_s) * 1000 for s in settings)
+        return max(float(s.request_timeout_s + s.answer_bound_s) * 1000 for s in settings)
 
     def _watch(self, track: Track) -> None:
         settings = self.ctx.settings(track.node)

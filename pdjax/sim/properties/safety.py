@@ -433,8 +433,7 @@ class S15(Property):
     def on_instant(self) -> None:
         for (name, epoch, room), track in self.ctx.touched.items():
             node = self.ctx.node(name, epoch)
-            record = node.manager.rooms.get(room) if node is not None else None
-            if record is None:
+            if node is None or (record := node.manager.rooms.get(room)) is None:
                 continue
             s = record.settings
             longest = max(s.request_timeout_s, s.tombstone_life_s) + 1e-6

@@ -52,15 +52,15 @@ def perfetto(result: Result) -> str:
     events += [{**began, "dur": max(end - began["ts"], 1)} for began in open_.values()]
     for i, arrow in enumerate(_arrows(lines)):
         if arrow["arrived"] and arrow["from"] in pids and arrow["to"] in pids:
-            room = tids.setdefault(str(arrow["room"]), len(tids) + 1)
-            flow = {"cat": "message", "name": arrow["message"], "id": i, "tid": room}
+            track = tids.setdefault(str(arrow["room"]), len(tids) + 1)
+            flow = {"cat": "message", "name": arrow["message"], "id": i, "tid": track}
             events.append({**flow, "ph": "s", "pid": pids[arrow["from"]], "ts": arrow["t"] * 1000})
             events.append(
                 {**flow, "ph": "f", "bp": "e", "pid": pids[arrow["to"]], "ts": arrow["to_t"] * 1000}
             )
     for room, n in tids.items():
-        for pid in pids.values():
-            events.append(
-                {"ph": "M", "name": "thread_name", "pid": pid, "tid": n, "args": {"name": f"room {room}"}}
-            )
+        args = {"name": f"room {room}"}
+        events += [
+            {"ph": "M", "name": "thread_name", "pid": pid, "tid": n, "args": args} for pid in pids.values()
+        ]
     return json.dumps({"displayTimeUnit": "ms", "traceEvents": events})
