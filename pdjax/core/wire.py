@@ -22,6 +22,9 @@ _TAG_BYTES: Final = 16
 _HEAD: Final = len(MAGIC) + 1 + _TAG_BYTES
 MAX_ROOM: Final = (1 << 63) - 1
 _U64: Final = (1 << 64) - 1
+MAX_TOP_LOGPROBS: Final = (
+    20  # of one token: what clients of OpenAI's API may ask for, and what a frame carries
+)
 
 Short = Annotated[str, Meta(max_length=128)]
 Text = Annotated[str, Meta(max_length=512)]
@@ -33,6 +36,8 @@ class FirstToken(msgspec.Struct, frozen=True):
 
     token: Unsigned
     logprob: float | None = None
+    # The likeliest (token, log-probability) pairs at its position, as many as the client asked for.
+    top: Annotated[tuple[tuple[Unsigned, float], ...], Meta(max_length=MAX_TOP_LOGPROBS)] = ()
     cached_tokens: Unsigned = 0
     queue_s: float = 0.0  # time in P's queue
     prefill_s: float = 0.0  # P's forward passes

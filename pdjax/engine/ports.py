@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
+
 from pdjax.core.pools import Part, PoolTransferSpec
 from pdjax.engine.base import Packed
 
@@ -158,13 +160,43 @@ Clock = Callable[[], float]  # monotonic seconds of this process; never compared
 # ---------------------------------------------------------------- runner
 
 
+@dataclass(frozen=True, eq=False)
+class Edits:
+    """Changes of single logits before the draw: v becomes (v / scale if v > 0 else v · scale) + add.
+
+    ids: int32 [k], distinct. scale, add: float32 [k]; add may be -inf, which forbids the token.
+    """
+
+    ids: np.ndarray
+    scale: np.ndarray
+    add: np.ndarray
+
+
 @dataclass(frozen=True)
 class SampleSpec:
     """What decides one sampled token. The key of the random draw is (seed, position) only, so that P, D and a
-    server without PD draw the same token wherever the step happens to run."""
+    server without PD draw the same token wherever the step happens to run.
+
+    Order: edits, allowed, temperature; then top_k, top_p and min_p each set a least probability, and the highest of
+    the three counts. top_k 0: all tokens. allowed: bit i % 32 of word i // 32 is set where token i may be drawn,
+    uint32 [ceil(vocab_size / 32)]. n_top: how many of the likeliest tokens the answer lists (at most
+    core.wire.MAX_TOP_LOGPROBS).
+    """
 
     temperature: float = 0.0
     seed: int = 0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    n_top: int = 0
+    edits: Edits | None = None
+    allowed: np.ndarray | None = None
+
+    @property
+    def plain(self) -> bool:
+        """The draw is over the model's own distribution: nothing is edited, forbidden or cut off."""
+        cut = self.temperature > 0 and (self.top_p < 1 or self.top_k > 0 or self.min_p > 0)
+        return not cut and self.edits is None and self.allowed is None
 
 
 @dataclass(frozen=True)
@@ -189,8 +221,14 @@ class DecodeRow:
 
 @dataclass(frozen=True)
 class Sampled:
+    """A token and its log-probability by the model itself: at temperature 1, before edits and masks.
+
+    top: the likeliest (token, log-probability) pairs at its position, best first, as many as n_top asked for.
+    """
+
     token: int
     logprob: float
+    top: tuple[tuple[int, float], ...] = ()
 
 
 class Runner(Protocol):
@@ -204,6 +242,9 @@ class Runner(Protocol):
     def prefill(self, chunk: PrefillChunk) -> Sampled | None: ...
 
     def decode(self, rows: Sequence[DecodeRow]) -> Sequence[Sampled]: ...
+
+    def score(self, first: int, tokens: Sequence[int], n_top: int) -> Sequence[Sampled]:
+        """Of the latest prefill call: each given token as if it had been sampled after the chunk's token first, first + 1, …"""
 
     def gather(self, pages: Sequence[int]) -> Packed:
         """Copy these pages into private packed arrays, with checksums as configured."""

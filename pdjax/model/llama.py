@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pdjax.model.config import ModelConfig, Rope
+from pdjax.model.sampling import given
 
 Params = dict[str, Any]
 
@@ -124,11 +125,12 @@ def prefill(
     count: jax.Array,
     table: jax.Array,
     cfg: ModelConfig,
-) -> tuple[jax.Array, list[jax.Array]]:
+) -> tuple[jax.Array, jax.Array, list[jax.Array]]:
     """One request's tokens at positions start … start + count: logits of the last one, float32 [1, vocab_size].
 
     tokens: int32 [bucket], of which the first ``count`` are real. table: the request's pages, int32 [page bucket],
-    padded with page 0. The pools are returned with the keys and values of these tokens written.
+    padded with page 0. Also returned: the hidden states of all tokens, [bucket, hidden_size], for ``score``, and the
+    pools with the keys and values of these tokens written.
     """
     page_size = pools[0].shape[1]
     index = jnp.arange(tokens.shape[0], dtype=jnp.int32)
@@ -141,7 +143,7 @@ def prefill(
     h, pools = _forward(params, pools, tokens, positions, (page, positions % page_size), table, visible, cfg)
     # Two equal rows: a lone row takes XLA CPU's slow path (facts/model §0.3).
     last = jnp.stack([h[count - 1], h[count - 1]])
-    return _head(params, last, cfg)[:1], pools
+    return _head(params, last, cfg)[:1], h, pools
 
 
 def decode(
@@ -163,3 +165,8 @@ def decode(
     visible = (keys[None, :] <= positions[:, None])[:, None, :]
     h, pools = _forward(params, pools, tokens, positions, (page, positions % page_size), tables, visible, cfg)
     return _head(params, h, cfg), pools
+
+
+def score(params: Params, hidden: jax.Array, tokens: jax.Array, cfg: ModelConfig) -> tuple[jax.Array, ...]:
+    """sampling.given of tokens int32 [n], each after the position whose hidden state [n, hidden_size] is given."""
+    return given(_head(params, hidden, cfg), tokens)

@@ -12,15 +12,15 @@ from typing import Any
 
 import jax
 
-from pdjax.model import llama
+from pdjax.model import llama, sampling
 from pdjax.model.config import ModelConfig
-from pdjax.model.sampling import sample
 
 
 class Programs:
-    """prefill, decode: llama's functions with the pools donated; sample: sampling.sample.
+    """prefill, decode: llama's functions with the pools donated; score: llama's; the rest: sampling's.
 
-    compiles: how often each was compiled, by (name, tokens or rows, pages, pool shape, pool dtype).
+    compiles: how often each was compiled, by (name, tokens or rows, pages, pool shape, pool dtype); draws: by
+    (name, shape of each argument but the weights).
     """
 
     def __init__(self, cfg: ModelConfig) -> None:
@@ -28,7 +28,23 @@ class Programs:
         self.compiles: Counter[tuple[str, int, int, tuple[int, ...], str]] = Counter()
         self.prefill: Any = jax.jit(partial(self._trace, "prefill", llama.prefill), donate_argnums=1)
         self.decode: Any = jax.jit(partial(self._trace, "decode", llama.decode), donate_argnums=1)
-        self.sample: Any = jax.jit(sample)
+        self.draws: Counter[tuple[Any, ...]] = Counter()
+        self.sample: Any = self._counted("sample", sampling.sample)
+        self.steer: Any = self._counted("steer", sampling.steer)
+        self.edit: Any = self._counted("edit", sampling.edit)
+        self.top: Any = self._counted("top", sampling.top)
+        self.score: Any = jax.jit(self._trace_score)
+
+    def _counted(self, name: str, function: Any) -> Any:
+        def traced(*args: Any) -> Any:
+            self.draws[name, *(arg.shape for arg in jax.tree.leaves(args))] += 1
+            return function(*args)
+
+        return jax.jit(traced)
+
+    def _trace_score(self, params: Any, hidden: Any, tokens: Any) -> Any:
+        self.draws["score", hidden.shape, tokens.shape] += 1
+        return llama.score(params, hidden, tokens, self._cfg)
 
     def _trace(self, name: str, forward: Any, params: Any, pools: Any, tokens: Any, *rest: Any) -> Any:
         """Runs once a compile: it is traced, not called."""

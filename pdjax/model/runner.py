@@ -28,7 +28,7 @@ from pdjax.engine.ports import DecodeRow, PrefillChunk, Sampled, SampleSpec
 from pdjax.model.buckets import bucket, make_buckets
 from pdjax.model.checkpoint import LoadedModel, fingerprint, load_model
 from pdjax.model.programs import programs_for
-from pdjax.model.sampling import columns
+from pdjax.model.sampler import Sampler
 
 LAYOUT = "list[layer](page, token, k0 v0 k1 v1 ..)"  # fingerprint: how the bytes of a pool are to be read
 DTYPES = ("auto", "float32", "bfloat16")
@@ -87,7 +87,9 @@ class JaxRunner:
         self._params = jax.tree.map(self._weight, model.params)
         self._mover = make_mover()
         self._programs = programs_for(cfg)
+        self._sampler = Sampler(self._programs, cfg.vocab_size)
         self._last_logits: jax.Array | None = None
+        self._last_hidden: jax.Array | None = None  # of the latest prefill call
         self._owner: int | None = None
         self._gathers = 0
         if settings.compilation_cache:
@@ -112,7 +114,7 @@ class JaxRunner:
         tokens = np.zeros(bucket(self.buckets.tokens, n, "tokens of a chunk"), np.int32)
         tokens[:n] = chunk.tokens
         table = self._tables([chunk.pages], [stop], 1)[0]
-        logits, self._kv = self._programs.prefill(
+        logits, self._last_hidden, self._kv = self._programs.prefill(
             self._params, self._kv, tokens, np.int32(chunk.start), np.int32(n), table
         )
         self._last_logits = logits
@@ -133,6 +135,14 @@ class JaxRunner:
         logits, self._kv = self._programs.decode(self._params, self._kv, tokens, positions, tables)
         self._last_logits = logits[:n] if n < size else logits
         return self._draw(logits, [row.sample for row in rows], [row.position + 1 for row in rows])
+
+    def score(self, first: int, tokens: Sequence[int], n_top: int) -> Sequence[Sampled]:
+        """Each token as if sampled after the latest prefill call's token first, first + 1, …; waits for the device."""
+        self._own()
+        if self._last_hidden is None:
+            raise ValueError("no prefill call has been made yet")
+        hidden = np.asarray(self._last_hidden)[first : first + len(tokens)]
+        return self._sampler.score(self._params, hidden, tokens, n_top)
 
     def gather(self, pages: Sequence[int]) -> Packed:
         """Private packed copies of these pages (core.pools.plan_parts), with checksums as the settings say.
@@ -213,15 +223,15 @@ class JaxRunner:
         if prefill:
             for t, p in self.buckets.prefill_shapes(most, self.page_size):
                 tokens, table = np.zeros(t, np.int32), np.zeros(p, np.int32)
-                logits, self._kv = self._programs.prefill(
+                _, _, self._kv = self._programs.prefill(
                     self._params, self._kv, tokens, np.int32(0), np.int32(1), table
                 )
-                self._draw(logits, [SampleSpec()], [1])
+            self._warm_sampler([1], score=True)
         if decode:
             for b, p in self.buckets.decode_shapes(most, self.page_size):
                 row, tables = np.zeros(b, np.int32), np.zeros((b, p), np.int32)
-                logits, self._kv = self._programs.decode(self._params, self._kv, row, row, tables)
-                self._draw(logits, [SampleSpec()] * b, [1] * b)
+                _, self._kv = self._programs.decode(self._params, self._kv, row, row, tables)
+            self._warm_sampler(self.buckets.batch, score=False)
         for n in self.buckets.transfer_shapes(most, self.page_size) if gather or scatter else ():
             parts = plan_parts(self.pools, n)
             reserved = np.zeros(n, np.int32)
@@ -258,13 +268,10 @@ class JaxRunner:
     def _draw(
         self, logits: jax.Array, specs: Sequence[SampleSpec], positions: Sequence[int]
     ) -> list[Sampled]:
-        tokens, logprobs = jax.device_get(
-            self._programs.sample(logits, *columns(specs, positions, logits.shape[0]))
-        )
-        return [
-            Sampled(int(t), float(p))
-            for t, p in zip(tokens[: len(specs)], logprobs[: len(specs)], strict=True)
-        ]
+        return self._sampler.launch(logits, specs, positions).wait()
+
+    def _warm_sampler(self, rows: Sequence[int], *, score: bool) -> None:
+        self._sampler.warmup(self._params, self.config.hidden_size, self.dtype, rows, score=score)
 
     def _weight(self, value: Any) -> jax.Array:
         weight: jax.Array = jax.device_put(jnp.asarray(value, self.dtype), self._device)

@@ -57,7 +57,27 @@ def next_token(model: SimModel, kv: np.ndarray, sample: SampleSpec) -> Sampled:
     """The token after the positions of kv, uint64 (n_layers, n, TAIL); the draw depends on (seed, position) only."""
     seed = sample.seed if sample.temperature > 0 else 0
     word = xxhash.xxh3_64_intdigest(np.ascontiguousarray(kv).tobytes(), seed=seed & MASK)
-    return Sampled(token=word % model.n_vocab, logprob=-((word >> 32) % 1000) / 1000)
+    best = word % model.n_vocab
+    token = best if sample.plain else _steered(model, best, sample)
+    top = [(best + i) % model.n_vocab for i in range(sample.n_top)]
+    return Sampled(token, _logprob(model, word, token), tuple((t, _logprob(model, word, t)) for t in top))
+
+
+def _logprob(model: SimModel, word: int, token: int) -> float:
+    """The simulated logits fall by one a token from the likeliest one upwards, around the end of the vocabulary."""
+    return -((word >> 32) % 1000) / 1000 - (token - word % model.n_vocab) % model.n_vocab
+
+
+def _steered(model: SimModel, best: int, sample: SampleSpec) -> int:
+    """The likeliest token once the edits and the mask have had their say."""
+    logits = -((np.arange(model.n_vocab) - best) % model.n_vocab).astype(np.float64)
+    if (edits := sample.edits) is not None:
+        v = logits[edits.ids]
+        logits[edits.ids] = np.where(v > 0, v / edits.scale, v * edits.scale) + edits.add
+    if sample.allowed is not None:
+        bits = np.unpackbits(sample.allowed.view(np.uint8), bitorder="little")[: model.n_vocab]
+        logits[bits == 0] = -np.inf
+    return int(logits.argmax())
 
 
 def expected_tokens(
@@ -104,6 +124,7 @@ class SimRunner:
         self.num_pages = num_pages
         self.max_batch = max_batch
         self.checksums = checksums
+        self._prefilled: PrefillChunk | None = None  # the latest call, for ``score``
         self.kv = np.full((self.model.n_layers, num_pages, page_size, TAIL), POISON, np.uint64)
         self.arrays = [self.kv, *(self.kv.copy() for _ in pool_names[1:])]
         self.pools: Sequence[PoolTransferSpec] = [
@@ -119,6 +140,7 @@ class SimRunner:
         ]
 
     def prefill(self, chunk: PrefillChunk) -> Sampled | None:
+        self._prefilled = chunk
         self._append(chunk.tokens, chunk.start, chunk.pages)
         if chunk.sample is None:
             return None
@@ -130,6 +152,18 @@ class SimRunner:
         for row in rows:  # all rows write before any reads, as in one device step
             self._append([row.token], row.position, row.pages)
         return [next_token(self.model, self._read(row.pages, row.position + 1), row.sample) for row in rows]
+
+    def score(self, first: int, tokens: Sequence[int], n_top: int) -> list[Sampled]:
+        """Each token as if sampled after the latest prefill call's token first, first + 1, …"""
+        assert self._prefilled is not None
+        out = []
+        for position, token in enumerate(tokens, self._prefilled.start + first):
+            kv = self._read(self._prefilled.pages, position + 1)
+            likeliest = next_token(self.model, kv, SampleSpec(n_top=max(n_top, 1)))
+            best, logprob = likeliest.top[0]
+            below = (token - best) % self.model.n_vocab
+            out.append(Sampled(token, logprob - below, likeliest.top[:n_top]))
+        return out
 
     def gather(self, pages: Sequence[int]) -> Packed:
         n_padded = page_bucket(len(pages))

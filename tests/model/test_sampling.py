@@ -9,7 +9,12 @@ import pytest
 from pdjax.engine.ports import SampleSpec
 from pdjax.model.sampling import columns, sample
 
-draw = jax.jit(sample)
+
+@jax.jit
+def draw(logits, c):
+    return sample(logits, c.temperature, c.seed, c.position)
+
+
 RNG = np.random.default_rng(0)
 LOGITS = RNG.standard_normal((8, 64)).astype(np.float32)
 
@@ -20,7 +25,7 @@ def tokens(
     n_rows = n_rows or len(specs)
     padded = np.zeros((n_rows, logits.shape[1]), np.float32)
     padded[: len(specs)] = logits
-    chosen, _ = draw(padded, *columns(specs, positions, n_rows))
+    chosen, _ = draw(padded, columns(specs, positions, n_rows))
     return [int(t) for t in chosen[: len(specs)]]
 
 
@@ -78,7 +83,7 @@ def test_a_tiny_temperature_is_greedy() -> None:
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 def test_the_logprob_is_of_the_raw_logits(temperature: float) -> None:
     specs = [SampleSpec(temperature, seed) for seed in range(8)]
-    chosen, logprobs = draw(LOGITS, *columns(specs, [4] * 8, 8))
+    chosen, logprobs = draw(LOGITS, columns(specs, [4] * 8, 8))
     exact = LOGITS.astype(np.float64)
     exact = exact - np.log(np.exp(exact).sum(-1, keepdims=True))
     np.testing.assert_allclose(logprobs, exact[np.arange(8), np.asarray(chosen)], atol=1e-5)

@@ -10,7 +10,7 @@ import pytest
 import xxhash
 
 from pdjax.core.pools import page_bucket, plan_parts
-from pdjax.engine.ports import DecodeRow, PrefillChunk, SampleSpec
+from pdjax.engine.ports import DecodeRow, Edits, PrefillChunk, SampleSpec
 from pdjax.sched.request import SamplingParams
 from pdjax.sim.ports import VirtualClock
 from pdjax.sim.runner import POISON, SimModel, SimRunner, expected_tokens
@@ -153,3 +153,36 @@ def test_virtual_clock():
     assert clock() == 2.0
     with pytest.raises(ValueError, match="does not go back"):
         clock.advance(-1)
+
+
+def test_edits_and_masks_change_a_token_as_they_do_on_a_device():
+    model = SimModel(n_vocab=40)
+    runner = SimRunner(model=model, num_pages=20)
+
+    def token(**spec):
+        return runner.prefill(PrefillChunk(PROMPT, 0, PAGES, SampleSpec(**spec))).token
+
+    def edits(token, add):
+        return Edits(np.array([token], np.int32), np.ones(1, np.float32), np.array([add], np.float32))
+
+    best = token()
+    after = (best + 1) % 40
+    assert token(edits=edits(best, -0.5)) == best and token(edits=edits(best, -1.5)) == after
+    assert token(edits=edits((best + 7) % 40, 7.5)) == (best + 7) % 40
+    for only in (0, 31, 32, 39):
+        words = np.zeros(2, np.uint32)
+        words[only // 32] = 1 << (only % 32)
+        assert token(allowed=words) == only
+
+
+def test_a_score_is_what_sampling_would_have_said(runner):
+    """Chunked or not: the log-probability of a prompt token is that of the draw at its position."""
+    for cut in (0, 3, 6):
+        if cut:
+            runner.prefill(PrefillChunk(PROMPT[:cut], 0, PAGES, None))
+        runner.prefill(PrefillChunk(PROMPT[cut:], cut, PAGES, None))
+        likeliest = expected_tokens(PROMPT[:8], SamplingParams(), 1, model=MODEL)[0]
+        scored = runner.score(7 - cut, [likeliest, PROMPT[9]], 2)
+        drawn = runner.prefill(PrefillChunk(PROMPT[:8], 0, [15, 16], SampleSpec(n_top=2)))
+        assert scored[0] == drawn
+        assert scored[1].token == PROMPT[9] and scored[1].logprob < scored[1].top[0][1] <= 0
