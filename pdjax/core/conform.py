@@ -31,27 +31,39 @@ class Finding:
         return f"{self.rule}{f' line {self.line}' if self.line else ''}: {self.text}"
 
 
-@dataclass
 class Line:
-    """A decoded line with its place."""
+    """A decoded line with its place. role: "" for a line that is no decision of the table."""
 
-    number: int
-    raw: dict[str, Any]
+    __slots__ = ("event", "get", "life", "number", "raw", "role", "room")
 
-    @property
-    def life(self) -> Life:
-        return str(self.raw["node"]), str(self.raw["epoch"])
+    def __init__(self, number: int, raw: dict[str, Any]) -> None:
+        self.number, self.raw = number, raw
+        self.life: Life = (str(raw["node"]), str(raw["epoch"]))
+        self.room = int(raw["room"]) if "room" in raw else None
+        self.event = str(raw["event"])
+        self.role = str(raw.get("role", ""))
+        self.get: Callable[[str], Any] = raw.get
 
-    @property
-    def room(self) -> int | None:
-        return int(self.raw["room"]) if "room" in self.raw else None
 
-    @property
-    def event(self) -> str:
-        return str(self.raw["event"])
+class Log:
+    """The lines of some processes, sorted once for all rules."""
 
-    def get(self, name: str) -> Any:
-        return self.raw.get(name)
+    def __init__(self, lines: list[Line]) -> None:
+        self.lines = lines
+        self._named: dict[str, list[Line]] = {}
+        self.sender: list[Line] = []  # decisions
+        self.receiver: list[Line] = []
+        by_role = {t.SENDER: self.sender, t.RECEIVER: self.receiver}
+        for line in lines:
+            if line.role in by_role:
+                by_role[line.role].append(line)
+            if line.event in _RULED:
+                self._named.setdefault(line.event, []).append(line)
+
+    def of(self, *events: str) -> list[Line]:
+        """Lines of these events, in the order of the log."""
+        found = [line for event in events for line in self._named.get(event, ())]
+        return sorted(found, key=_number) if len(events) > 1 else found
 
 
 def read(data: Iterable[bytes]) -> tuple[list[Line], list[Finding]]:
@@ -89,11 +101,30 @@ def _is_line(raw: Any) -> bool:
     )
 
 
+# Events that a rule asks for by name.
+_RULED = frozenset(
+    [
+        "pages_taken",
+        "pages_freed",
+        "registered",
+        "pull_started",
+        "scattered",
+        "first_token",
+        "done",
+        "illegal",
+        "effect_failed",
+    ]
+)
+
+
+def _number(line: Line) -> int:
+    return line.number
+
+
 def check(data: Iterable[bytes], *, complete: bool = False) -> list[Finding]:
     """Every breach in the merged logs. complete: the processes were quiet at the end, so nothing may be open."""
     lines, findings = read(data)
-    for rule in RULES:
-        findings += rule(lines)
+    findings += broken(lines)
     if complete:
         findings += all_closed(lines)
     return findings
@@ -102,65 +133,60 @@ def check(data: Iterable[bytes], *, complete: bool = False) -> list[Finding]:
 # ---------------------------------------------------------------- the log itself
 
 
-def numbered(lines: list[Line]) -> list[Finding]:
+def numbered(log: Log) -> list[Finding]:
     """Each process numbers its lines from 0: none is missing, repeated or out of order."""
     expected: dict[Life, int] = {}
     found = []
-    for line in lines:
-        want = expected.get(line.life, 0)
-        if line.get("n") != want:
-            found.append(
-                Finding("log", f"{line.life[0]}: line n={line.get('n')} where n={want} belongs", line.number)
-            )
-        expected[line.life] = int(line.get("n")) + 1
+    for line in log.lines:
+        n, want = line.raw["n"], expected.get(line.life, 0)
+        if n != want:
+            found.append(Finding("log", f"{line.life[0]}: line n={n} where n={want} belongs", line.number))
+        expected[line.life] = n + 1
     return found
 
 
-def transitions_of(lines: list[Line]) -> Iterable[Line]:
-    return (line for line in lines if line.get("role") in (t.SENDER, t.RECEIVER))
-
-
-def follows_table(lines: list[Line]) -> list[Finding]:
+def follows_table(log: Log) -> list[Finding]:
     """S6: each decision is a row of the table, and each room's states join end to start."""
-    at: dict[tuple[Life, str, int], tuple[int, str]] = {}
+    return _follows(t.SENDER, log.sender) + _follows(t.RECEIVER, log.receiver)
+
+
+def _follows(role: str, lines: list[Line]) -> list[Finding]:
+    table = t.COMPILED[role]
+    at: dict[tuple[Life, int], int] = {}
     found = []
-    for line in transitions_of(lines):
-        role, room, event = str(line.get("role")), line.room, line.event
-        source, target = NUMBERS.get(line.get("from")), NUMBERS.get(line.get("to"))
-        cell = t.COMPILED[role].get(source if source is not None else -1, {}).get(event)
+    for line in lines:
+        raw, room = line.raw, line.room
+        source, target = NUMBERS.get(raw.get("from")), NUMBERS.get(raw.get("to"))
+        cell = table.get(source if source is not None else -1, {}).get(line.event)
         if room is None or target is None or source is None or cell is None:
-            found.append(Finding("S6", f"no such event or state: {event}", line.number))
+            found.append(Finding("S6", f"no such event or state: {line.event}", line.number))
             continue
-        effects = tuple(line.get("effects") or ())
-        if not any(c.effects == effects and (c.to if c.to >= 0 else source) == target for c in cell.choices):
-            found.append(
-                Finding(
-                    "S6",
-                    f"no row of {role} does {line.get('from')} {event} → {line.get('to')} {effects}",
-                    line.number,
-                )
-            )
-        key = (line.life, role, room)
-        state, attempt = at.get(key, (t.ABSENT, ""))
-        stranger = source == target == t.ABSENT  # a message of another attempt meets the table as no record
-        if not stranger and source != state:
-            text = f"{role} room {room} was {t.STATE_NAMES[state]}, this line starts in {line.get('from')}"
+        effects = tuple(raw.get("effects") or ())
+        for c in cell.choices:
+            if c.effects == effects and (c.to if c.to >= 0 else source) == target:
+                break
+        else:
+            text = f"no row of {role} does {raw['from']} {line.event} → {raw['to']} {effects}"
             found.append(Finding("S6", text, line.number))
-        if not stranger:
-            at[key] = (target, attempt)
+        if source == target == t.ABSENT:
+            continue  # a message of another attempt meets the table as no record
+        key = (line.life, room)
+        state = at.get(key, t.ABSENT)
+        if source != state:
+            text = f"{role} room {room} was {t.STATE_NAMES[state]}, this line starts in {raw['from']}"
+            found.append(Finding("S6", text, line.number))
+        at[key] = target
     return found
 
 
 # ---------------------------------------------------------------- properties
 
 
-def pages_have_one_owner(lines: list[Line]) -> list[Finding]:
+def pages_have_one_owner(log: Log) -> list[Finding]:
     """S1: a page is taken by one token at a time, and freed by that token."""
     owner: dict[tuple[Life, int], int] = {}
     found = []
-    for line in lines:
-        if line.event not in ("pages_taken", "pages_freed"):
-            continue
+    for line in log.of("pages_taken", "pages_freed"):
         token = int(line.get("token"))
         for page in line.get("pages") or ():
             key = (line.life, int(page))
@@ -169,38 +195,28 @@ def pages_have_one_owner(lines: list[Line]) -> list[Finding]:
                     found.append(Finding("S1", f"page {page} of {line.life[0]} is taken twice", line.number))
                 owner[key] = token
             elif owner.pop(key, None) != token:
-                found.append(
-                    Finding(
-                        "S1",
-                        f"page {page} of {line.life[0]} is freed by one that does not own it",
-                        line.number,
-                    )
-                )
+                text = f"page {page} of {line.life[0]} is freed by one that does not own it"
+                found.append(Finding("S1", text, line.number))
     return found
 
 
-def decode_after_commit(lines: list[Line]) -> list[Finding]:
+def decode_after_commit(log: Log) -> list[Finding]:
     """S2, S13: a receiver succeeds only after its pull was issued and every part of it has landed."""
     stage: dict[tuple[Life, int], str] = {}
     order = {"start": ("", "start"), "landed": ("start", "landed"), "scattered": ("landed", "scattered")}
     found = []
-    for line in transitions_of(lines):
-        if line.get("role") != t.RECEIVER or line.room is None:
+    for line in log.receiver:
+        if line.room is None:
             continue
-        key = (line.life, line.room)
         if line.event in order and (line.event != "start" or line.get("to") == "Transferring"):
+            key = (line.life, line.room)
             before, after = order[line.event]
             if stage.get(key, "") != before:
-                found.append(
-                    Finding(
-                        "S2",
-                        f"room {line.room}: {line.event} without {before or 'a fresh room'}",
-                        line.number,
-                    )
-                )
+                text = f"room {line.room}: {line.event} without {before or 'a fresh room'}"
+                found.append(Finding("S2", text, line.number))
             stage[key] = after
         elif line.get("to") == "Absent" and line.get("from") != "Absent":
-            stage.pop(key, None)
+            stage.pop((line.life, line.room), None)
     return found
 
 
@@ -210,89 +226,82 @@ class _Charge:
     released: int = 0
 
 
-def released_once(lines: list[Line]) -> list[Finding]:
+def released_once(log: Log) -> list[Finding]:
     """S3, S17: what a sender reserves is given back or put in limbo exactly once, and never before it is reserved."""
     charges: dict[tuple[Life, int], _Charge] = {}
     found = []
-    for line in transitions_of(lines):
-        if line.get("role") != t.SENDER or line.room is None:
+    for line in log.sender:
+        if line.room is None:
             continue
-        charge = charges.setdefault((line.life, line.room), _Charge())
+        key = (line.life, line.room)
+        charge = charges.get(key)
+        if charge is None:
+            charge = charges[key] = _Charge()
         for effect in line.get("effects") or ():
             charge.reserved += effect == "reserve"
             charge.released += effect in ("free_budget", "to_limbo")
         if charge.released > charge.reserved:
-            found.append(
-                Finding("S3", f"room {line.room}: budget released {charge.released} times", line.number)
-            )
+            text = f"room {line.room}: budget released {charge.released} times"
+            found.append(Finding("S3", text, line.number))
         if line.get("to") in ("Success", "Failed") and charge.released != charge.reserved:
             found.append(Finding("S3", f"room {line.room}: ended with its budget charged", line.number))
             charge.released = charge.reserved
     return found
 
 
-def uuids_are_unique(lines: list[Line]) -> list[Finding]:
+def uuids_are_unique(log: Log) -> list[Finding]:
     """S4, S8: a uuid is registered once, by one room of one life."""
     seen: dict[str, int] = {}
     found = []
-    for line in lines:
-        if line.event == "registered":
-            uuid = str(line.get("uuid"))
-            if uuid in seen:
-                found.append(
-                    Finding("S8", f"uuid {uuid} was registered on line {seen[uuid]} already", line.number)
-                )
-            seen[uuid] = line.number
+    for line in log.of("registered"):
+        uuid = str(line.get("uuid"))
+        if uuid in seen:
+            text = f"uuid {uuid} was registered on line {seen[uuid]} already"
+            found.append(Finding("S8", text, line.number))
+        seen[uuid] = line.number
     return found
 
 
-def attempts_are_fresh(lines: list[Line]) -> list[Finding]:
+def attempts_are_fresh(log: Log) -> list[Finding]:
     """S5: no two legs share an attempt."""
     seen: dict[str, int] = {}
     found = []
-    for line in transitions_of(lines):
-        if line.get("role") == t.RECEIVER and "mint_attempt" in (line.get("effects") or ()):
+    for line in log.receiver:
+        if "mint_attempt" in (line.get("effects") or ()):
             attempt = str(line.get("attempt"))
             if attempt in seen:
-                found.append(
-                    Finding(
-                        "S5", f"attempt {attempt} was minted on line {seen[attempt]} already", line.number
-                    )
-                )
+                text = f"attempt {attempt} was minted on line {seen[attempt]} already"
+                found.append(Finding("S5", text, line.number))
             seen[attempt] = line.number
     return found
 
 
-def success_has_both_sides(lines: list[Line]) -> list[Finding]:
+def success_has_both_sides(log: Log) -> list[Finding]:
     """S13: what D scattered was registered by a P for this room; what P calls done, a D scattered."""
-    registered = {str(x.get("uuid")): x.room for x in lines if x.event == "registered"}
-    pulled = {str(x.get("uuid")): x for x in lines if x.event == "pull_started"}
-    scattered = {(x.life, x.room) for x in transitions_of(lines) if x.event == "scattered"}
+    registered = {str(x.get("uuid")): x.room for x in log.of("registered")}
+    pulled = {str(x.get("uuid")): x for x in log.of("pull_started")}
+    scattered = {(x.life, x.room) for x in log.of("scattered") if x.role}
     found = []
     for uuid, line in pulled.items():
         if registered and registered.get(uuid, -1) != line.room:
-            found.append(
-                Finding(
-                    "S13", f"room {line.room} pulled uuid {uuid}, which no P registered for it", line.number
-                )
-            )
-    for line in transitions_of(lines):
+            text = f"room {line.room} pulled uuid {uuid}, which no P registered for it"
+            found.append(Finding("S13", text, line.number))
+    for line in log.of("done"):
         ended = line.get("to") == "Success" != line.get("from")
-        if line.get("role") == t.SENDER and line.event == "done" and ended:
+        if line.role == t.SENDER and ended:
             source = pulled.get(str(line.get("uuid")))
             if pulled and (source is None or (source.life, source.room) not in scattered):
-                found.append(
-                    Finding("S13", f"room {line.room} is done on P, but no D scattered it", line.number)
-                )
+                text = f"room {line.room} is done on P, but no D scattered it"
+                found.append(Finding("S13", text, line.number))
     return found
 
 
-def first_token_after_success(lines: list[Line]) -> list[Finding]:
+def first_token_after_success(log: Log) -> list[Finding]:
     """S2, S13: D shows a token of a room only once the room is a success."""
     good: set[tuple[Life, int | None]] = set()
-    receivers = {x.life for x in lines if x.get("role") == t.RECEIVER}
+    receivers = {x.life for x in log.receiver}
     found = []
-    for line in lines:
+    for line in log.of("scattered", "first_token"):
         if line.event == "scattered" and line.get("to") == "Success":
             good.add((line.life, line.room))
         if line.event == "first_token" and line.life in receivers and (line.life, line.room) not in good:
@@ -300,21 +309,19 @@ def first_token_after_success(lines: list[Line]) -> list[Finding]:
     return found
 
 
-def never_illegal(lines: list[Line]) -> list[Finding]:
+def never_illegal(log: Log) -> list[Finding]:
     """S6: the program raises no event where the table has none."""
-    return [Finding("S6", f"illegal: {x.get('detail')}", x.number) for x in lines if x.event == "illegal"]
+    return [Finding("S6", f"illegal: {x.get('detail')}", x.number) for x in log.of("illegal")]
 
 
-def unexpected_effects(lines: list[Line]) -> list[Finding]:
+def unexpected_effects(log: Log) -> list[Finding]:
     """S11: no port failed under the driver."""
     return [
-        Finding("S11", f"{x.get('effect')}: {x.get('detail')}", x.number)
-        for x in lines
-        if x.event == "effect_failed"
+        Finding("S11", f"{x.get('effect')}: {x.get('detail')}", x.number) for x in log.of("effect_failed")
     ]
 
 
-RULES: list[Callable[[list[Line]], list[Finding]]] = [
+RULES: list[Callable[[Log], list[Finding]]] = [
     numbered,
     follows_table,
     pages_have_one_owner,
@@ -327,6 +334,12 @@ RULES: list[Callable[[list[Line]], list[Finding]]] = [
     never_illegal,
     unexpected_effects,
 ]
+
+
+def broken(lines: list[Line]) -> list[Finding]:
+    """Every breach that lines show, whatever is still open at their end."""
+    log = Log(lines)
+    return [finding for rule in RULES for finding in rule(log)]
 
 
 @dataclass
@@ -345,8 +358,8 @@ def all_closed(lines: list[Line]) -> list[Finding]:
     for line in lines:
         if int(line.life[1]) != newest[line.life[0]]:
             continue
-        if line.get("role") in (t.SENDER, t.RECEIVER) and line.room is not None:
-            key = (line.life, str(line.get("role")), line.room)
+        if line.role in (t.SENDER, t.RECEIVER) and line.room is not None:
+            key = (line.life, line.role, line.room)
             if not (line.get("from") == line.get("to") == "Absent"):
                 state.rooms[key] = str(line.get("to"))
         for page in line.get("pages") or ():

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import msgspec
+
 from pdjax.core import transitions as t
 from pdjax.core.effects import Answer, ArmTimer, Effect, Ended
 from pdjax.core.errors import PDError
@@ -17,6 +19,8 @@ from pdjax.core.kvpoll import KVPoll
 from pdjax.core.reasons import explain
 from pdjax.core.settings import PDSettings
 from pdjax.core.wire import AnyMessage
+
+_FAILED = t.LETTERS["F"]
 
 
 @dataclass(slots=True)
@@ -35,8 +39,7 @@ class Event:
     data: Any = None
 
 
-@dataclass(frozen=True, slots=True)
-class Transition:
+class Transition(msgspec.Struct, frozen=True):
     """One line of the event log: the table's decision, before the driver acts on it."""
 
     role: str
@@ -96,9 +99,9 @@ class Room:
 
     def handle(self, ev: Event, now: float) -> tuple[list[Effect], Transition]:
         """Run the table on one event. Raises IllegalEvent for a local event that has no row here."""
-        conditions = self._conditions
-        choice = t.step(self.role, self.state, ev.name, lambda c: conditions[c](self, ev))
         source = self.state
+        conditions = self._conditions
+        choice = t.step(self.role, source, ev.name, lambda c: conditions[c](self, ev))
         self.row_reason = choice.reason
         if choice.kind == "illegal":
             raise IllegalEvent(
@@ -110,18 +113,21 @@ class Room:
         if choice.to >= 0:
             self.state, self.since = choice.to, now
             self.opened = now if source == t.ABSENT else self.opened
-            if choice.to == t.LETTERS["F"]:
+            if choice.to == _FAILED:
                 self.reason, self.detail = self._end_reason(ev, choice.reason)
         out: list[Effect] = []
+        perform = self._effects
         for name in choice.effects:
-            done = self._effects[name](self, ev, now)
+            done = perform[name](self, ev, now)
+            if done is None:
+                continue
             if isinstance(done, list):
                 out += done
-            elif done is not None:
+            else:
                 out.append(done)
         return out, Transition(
             self.role, self.room, self.attempt, ev.name, source, self.state, choice.effects, choice.kind, choice.row,
-            self.reason if self.state == t.LETTERS["F"] else "",
+            self.reason if self.state == _FAILED else "",
         )  # fmt: skip
 
     def _end_reason(self, ev: Event, row_reason: str) -> tuple[str, str]:
@@ -131,8 +137,8 @@ class Room:
         return ev.reason or row_reason or said or "engine_error", detail
 
     def _arm(self, kind: str, now: float, delay_s: float) -> ArmTimer:
-        self.timers[kind] = now + delay_s
-        return ArmTimer((kind, self.room), now + delay_s)
+        at = self.timers[kind] = now + delay_s
+        return ArmTimer((kind, self.room), at)
 
     # effects of both roles
 

@@ -6,7 +6,7 @@ Lines are numbered per process (``n``), so that a log from which a line is missi
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -15,6 +15,7 @@ from pdjax.core.room import Transition
 from pdjax.core.transitions import LETTERS, LIVE, SENDER, STATE_NAMES
 
 _encoder = msgspec.json.Encoder()
+_EXACT = 1 << 53  # the first integer that a JSON reader may round
 
 
 def milestone(tr: Transition) -> str | None:
@@ -53,6 +54,7 @@ class EventLog:
         self._write = write
         self._tap = tap
         self._n = 0
+        self._at, self._at_ms = -1.0, 0.0  # the newest reading of the clock, and what stands for it in a line
         self.error = ""  # why the log ended early (a full disk): its missing lines cannot pass as a whole run
 
     @property
@@ -63,42 +65,52 @@ class EventLog:
         """One event. room is omitted for events of the process; integers above 2^53 go as strings."""
         if self._write is None:
             return
-        record: dict[str, Any] = {
-            "n": self._n,
-            "t": round(self._clock() * 1000, 3),
-            "node": self.node,
-            "epoch": self.epoch,
-        }
+        record = self._begun()
         if room is not None:
-            record["room"] = room if room < 1 << 53 else str(room)
+            record["room"] = room if room < _EXACT else str(room)
         record["event"] = event
-        record.update(fields)
+        if fields:
+            record.update(fields)
+        self._put(record)
+
+    def transition(self, tr: Transition, fields: Mapping[str, Any]) -> None:
+        """A decision of the table, with what else is known of it. kind is logged only where it is not a plain row."""
+        if self._write is None:
+            return
+        record = self._begun()
+        record["room"] = tr.room if tr.room < _EXACT else str(tr.room)
+        record["event"] = tr.event
+        record["role"] = tr.role
+        record["attempt"] = str(tr.attempt)
+        record["from"] = STATE_NAMES[tr.source]
+        record["to"] = STATE_NAMES[tr.target]
+        record["row"] = tr.row
+        record["effects"] = tr.effects
+        if fields:
+            record.update(fields)
+        if tr.reason:
+            record["reason"] = tr.reason
+        if tr.kind != "row":
+            record["kind"] = tr.kind
+        self._put(record)
+        if tr.source != tr.target:
+            reached = milestone(tr)
+            if reached is not None:
+                self.line(reached, tr.room, **({"reason": tr.reason} if tr.reason else {}))
+
+    def _begun(self) -> dict[str, Any]:
+        """What every line begins with. Lines of one moment share its rounding: it costs as much as the rest."""
+        now = self._clock()
+        if now != self._at:
+            self._at, self._at_ms = now, round(now * 1000, 3)
+        return {"n": self._n, "t": self._at_ms, "node": self.node, "epoch": self.epoch}
+
+    def _put(self, record: dict[str, Any]) -> None:
         self._n += 1
+        assert self._write is not None
         try:
             self._write(_encoder.encode(record) + b"\n")
         except OSError as error:  # serving goes on without its log (S11)
             self.error, self._write = str(error), None
         if self._tap is not None:
             self._tap(record)
-
-    def transition(self, tr: Transition, **fields: Any) -> None:
-        """A decision of the table. kind is logged only where it is not a plain row."""
-        if self._write is None:
-            return
-        if tr.reason:
-            fields["reason"] = tr.reason
-        if tr.kind != "row":
-            fields["kind"] = tr.kind
-        self.line(
-            tr.event,
-            tr.room,
-            role=tr.role,
-            attempt=str(tr.attempt),
-            **{"from": STATE_NAMES[tr.source], "to": STATE_NAMES[tr.target]},
-            row=tr.row,
-            effects=list(tr.effects),
-            **fields,
-        )
-        reached = milestone(tr)
-        if reached is not None:
-            self.line(reached, tr.room, **({"reason": tr.reason} if tr.reason else {}))

@@ -354,10 +354,11 @@ def step(role: str, state: int, event: str, holds: Callable[[str], bool]) -> Cho
     ~1 µs; never raises for a known role, state and event (the table is total).
     """
     cell = COMPILED[role][state][event]
-    flags = 0
-    for i, name in enumerate(cell.conditions):
+    flags, bit = 0, 1
+    for name in cell.conditions:
         if holds(name):
-            flags |= 1 << i
+            flags |= bit
+        bit <<= 1
     for choice in cell.choices:
         if flags & choice.mask == choice.want:
             return choice

@@ -29,6 +29,8 @@ from pdjax.core.trace import EventLog
 from pdjax.engine.base import BaseKVManager, KVEnded, KVEvent, KVLanded, KVReady, KVReleased, Leg
 from pdjax.engine.ports import Clock, RegistryClient, SideChannel, Transport
 
+_FOR_SCHEDULER = (fx.Ended, fx.PageQueue, fx.Deliver, fx.BudgetFreed)
+
 
 @dataclass(frozen=True, slots=True)
 class DropPeer:
@@ -95,6 +97,9 @@ class LockedRooms(BaseKVManager):
         fingerprint = args.fingerprint.hash
         self.sender = SenderSide(settings, epoch, fingerprint, args.page_size, Budget(budget_bytes))
         self.receiver = ReceiverSide(settings, epoch, fingerprint, args.page_size, list(args.pools))
+        self.rooms: dict[int, SenderRoom] | dict[int, ReceiverRoom] = (
+            self.sender.rooms if self.role == t.SENDER else self.receiver.rooms
+        )
         self.draining = False
         self.log.line("started", **_process(role, args, settings))
 
@@ -102,10 +107,6 @@ class LockedRooms(BaseKVManager):
 
     def register_runner(self, runner: Any) -> None:
         self._runner = runner
-
-    @property
-    def rooms(self) -> dict[int, SenderRoom] | dict[int, ReceiverRoom]:
-        return self.sender.rooms if self.role == t.SENDER else self.receiver.rooms
 
     def claim(self, leg: Leg) -> None:
         self._take_leg(leg, "leg", "")
@@ -184,32 +185,37 @@ class LockedRooms(BaseKVManager):
     # ------------------------------------------------------------------ the core, under the lock
 
     def _handle(self, room: int, ev: Event, leg: Leg | None = None) -> list[fx.Effect]:
-        now = self.ports.clock()
-        record = self.rooms.get(room)
-        was_live = record is not None and record.live
+        now, rooms = self.ports.clock(), self.rooms
+        record = rooms.get(room)
+        was_live = record is not None and record.state in t.LIVE
         if self.role == t.SENDER:
             effects, line = self.sender.handle(room, ev, now, leg.digest if leg else "")
         else:
             effects, line = self.receiver.handle(room, ev, now, leg)
-        record = self.rooms.get(room)
-        self._n_live += (record is not None and record.live) - was_live
+        record = rooms.get(room)
+        self._n_live += (record is not None and record.state in t.LIVE) - was_live
         if record is None:
             self._legs.pop(room, None)
             self._unopened.pop(room, None)
-        self._log_transition(line, ev, leg)
-        self._keep(effects)
+        self.tally.note(line)
+        if line.kind == "stale":
+            self.counters.add(f"stale_{line.event}")
+        if self.log.on:
+            self._log_transition(line, ev, leg)
+        if effects:
+            self._keep(effects)
         return effects
 
     def _keep(self, effects: Sequence[fx.Effect | DropPeer]) -> None:
         for e in effects:
             if isinstance(e, fx.ArmTimer):
                 self._arm(e.key, e.at)
-            elif isinstance(e, fx.Count):
-                self.counters.add(e.name)
-            elif isinstance(e, fx.Ended | fx.PageQueue | fx.Deliver | fx.BudgetFreed):
+            elif isinstance(e, _FOR_SCHEDULER):
                 held = self._unopened.get(e.room) if not isinstance(e, fx.BudgetFreed) else None
                 (self._events if held is None else held).append(_kv_event(e))
                 self._on_event()
+            elif isinstance(e, fx.Count):
+                self.counters.add(e.name)
             elif not isinstance(e, fx.Answer):
                 self._pending.append(e)
 
@@ -226,20 +232,15 @@ class LockedRooms(BaseKVManager):
         heapq.heappush(self._timers, (at, self._timer_seq, key))
 
     def _log_transition(self, line: Transition, ev: Event, leg: Leg | None) -> None:
-        self.tally.note(line)
-        if line.kind == "stale":
-            self.counters.add(f"stale_{line.event}")
-        if self.log.on:
-            extra: dict[str, Any] = {"rid": leg.rid, "prompt": leg.n_prompt} if leg is not None else {}
-            if ev.peer:
-                extra["peer"] = ev.peer
-                extra["peer_epoch"] = str(ev.epoch)
-            uuid = getattr(ev.msg, "uuid", None) or (
-                ev.msg.manifest.uuid if isinstance(ev.msg, wire.Ready) else None
-            )
+        extra: dict[str, Any] = {"rid": leg.rid, "prompt": leg.n_prompt} if leg is not None else {}
+        if ev.peer:
+            extra["peer"] = ev.peer
+            extra["peer_epoch"] = str(ev.epoch)
+        if ev.msg is not None:
+            uuid = ev.msg.manifest.uuid if isinstance(ev.msg, wire.Ready) else getattr(ev.msg, "uuid", 0)
             if uuid:
                 extra["uuid"] = str(uuid)
-            self.log.transition(line, **extra)
+        self.log.transition(line, extra)
 
     def _log_wire(self, event: str, peer: str, m: wire.AnyMessage) -> None:
         if self.log.on:

@@ -47,7 +47,7 @@ class Half:
 def import_logs(data: Sequence[bytes], *, source: str = "") -> tuple[dict[str, Any], list[str]]:
     """(trace, remarks). Raises NoRun for files that are no whole event logs."""
     lines, wrong = conform.read(data)
-    wrong += conform.numbered(lines)
+    wrong += conform.numbered(conform.Log(lines))
     if wrong:
         raise NoRun(f"not a whole event log: {wrong[0]}")
     if not lines:

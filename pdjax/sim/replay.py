@@ -193,7 +193,6 @@ class Run:
         if self.records is None:
             return []
         lines = [conform.Line(i, raw) for i, raw in enumerate(self.records, 1)]
-        found = [f for rule in conform.RULES for f in rule(lines)]
         return [
             Violation(
                 f.rule,
@@ -201,7 +200,7 @@ class Run:
                 f.text,
                 lines[f.line - 1].raw["t"] if f.line else 0,
             )
-            for f in found
+            for f in conform.broken(lines)
             if INJECTED not in f.text
         ]
 
