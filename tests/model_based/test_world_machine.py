@@ -82,7 +82,7 @@ class Model:
             assert manager == model, (node.name, manager, model)
             owned = {k[2]: token for k, token in self.pages.items() if k[:2] == life}
             allocator = node.scheduler.cache.allocator
-            assert {page: str(token) for page, token in allocator._owner.items()} == owned
+            assert {page: str(t) for t, pages in allocator._held.items() for page in pages} == owned
 
 
 class WorldMachine(RuleBasedStateMachine):

@@ -62,7 +62,44 @@ def test_owns_means_every_page_and_now():
     assert not allocator.owns(1, mine) and allocator.owns(3, mine)
 
 
-@pytest.mark.parametrize("damage", ["lost", "twice", "owner", "extra"])
+def test_a_shared_page_is_free_when_its_last_holder_is_gone():
+    seen = []
+    allocator = PageAllocator(9, lambda *change: seen.append((*change[:2], list(change[2]))))
+    pages = allocator.alloc(3, 1)
+    allocator.share(2, pages[:2])
+    assert not allocator.owns(1, pages) and not allocator.owns(2, pages[:2]) and allocator.owns(1, pages[2:])
+    assert [allocator.holders(page) for page in [*pages, 8]] == [2, 2, 1, 0]
+    assert allocator.free(1) == 3 and allocator.free_pages == 6
+    assert allocator.owns(2, pages[:2]) and allocator.held(2) == tuple(pages[:2])
+    allocator.give_up(2, pages[:1])
+    assert allocator.free_pages == 7 and allocator.held(2) == (pages[1],)
+    allocator.free(2)
+    assert allocator.free_pages == allocator.capacity and allocator.held(2) == ()
+    a, b, c = pages
+    assert seen == [
+        ("pages_taken", 1, [a, b, c]), ("pages_shared", 2, [a, b]), ("pages_freed", 1, [a, b, c]),
+        ("pages_freed", 2, [a]), ("pages_freed", 2, [b]),
+    ]  # fmt: skip
+    allocator.check()
+
+
+def test_wrong_shares_raise_and_change_nothing():
+    allocator = PageAllocator(9)
+    [mine], [free] = allocator.alloc(1, 1), allocator.alloc(1, 2)
+    allocator.free(2)
+    for token, page, why in ((1, mine, "holds already"), (3, free, "is free"), (3, 0, "is free")):
+        with pytest.raises(PageError, match=why):
+            allocator.share(token, [page])
+    for token, page in ((1, free), (3, mine)):
+        with pytest.raises(PageError, match="does not hold"):
+            allocator.give_up(token, [page])
+    allocator.share(3, [])
+    allocator.give_up(3, [])
+    allocator.check()
+    assert allocator.holders(mine) == 1 and allocator.used_pages == 1
+
+
+@pytest.mark.parametrize("damage", ["lost", "twice", "holder", "count", "extra", "empty"])
 def test_check_sees_damage(damage):
     allocator = PageAllocator(9)
     pages = allocator.alloc(3, 1)
@@ -70,10 +107,14 @@ def test_check_sees_damage(damage):
         allocator._free.pop()
     elif damage == "twice":
         allocator._free.append(pages[0])
-    elif damage == "owner":
-        allocator._owner[pages[0]] = 2
+    elif damage == "holder":
+        allocator._held[2] = {pages[0]: None}
+    elif damage == "count":
+        allocator._holders[pages[0]] = 2
+    elif damage == "extra":
+        allocator._holders[allocator._free[0]] = 1
     else:
-        allocator._owner[allocator._free[0]] = 2
+        allocator._held[2] = {}
     with pytest.raises(PageError):
         allocator.check()
 
