@@ -15,7 +15,11 @@ from pdjax.core.receiver_room import ReceiverRoom
 from pdjax.core.room import Event, Room
 from pdjax.core.sender import SenderRoom
 
-_LETTER_OF = {state: letter for letter, state in t.LETTERS.items()}
+_ONWARD = {
+    (role, state): [r for r in t.ROWS if r.role == role and letter in r.states and r.to not in ("=", "F")]
+    for role in (t.SENDER, t.RECEIVER)
+    for letter, state in t.LETTERS.items()
+}
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,7 @@ class Alarm:
 
 @dataclass(frozen=True)
 class RoomView:
-    """One live room. peer: "" while nobody is bound; asking: D's candidates that have not refused.
+    """One room. reason, detail: why it has failed, if it has. peer: "" while nobody is bound; asking: D's candidates that have not refused.
 
     held_bytes: P: charged to the unpulled budget; D: what P has stated, pulled or to be pulled. ends: the first alarm
     that would end the room.
@@ -53,6 +57,8 @@ class RoomView:
     state: str
     age_s: float
     state_s: float
+    reason: str
+    detail: str
     attempt: int
     peer: str
     peer_epoch: int
@@ -98,6 +104,8 @@ def view(record: SenderRoom | ReceiverRoom, now: float) -> RoomView:
         state=stays,
         age_s=round(now - record.opened, 3),
         state_s=round(now - record.since, 3),
+        reason=record.reason,
+        detail=record.detail,
         attempt=record.attempt,
         peer=peer,
         peer_epoch=epoch,
@@ -113,10 +121,7 @@ def view(record: SenderRoom | ReceiverRoom, now: float) -> RoomView:
 def _waits(record: Room) -> tuple[Wait, ...]:
     """The rows that lead on from here; of two for one event, the one that lacks less."""
     found: dict[str, Wait] = {}
-    letter = _LETTER_OF[record.state]
-    for row in t.ROWS:
-        if row.role != record.role or letter not in row.states or row.to in ("=", "F"):
-            continue
+    for row in _ONWARD[record.role, record.state]:
         needs = _lacking(record, row)
         if any(asked.lstrip("!") in t.FIXED for asked in needs):
             continue

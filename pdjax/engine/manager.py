@@ -19,7 +19,7 @@ from pdjax.engine.driver import Driver
 from pdjax.engine.halves import Receiver, Sender
 from pdjax.engine.rooms import Counters, Ports
 
-LOOK_AT_ONCE = 32  # rooms described in one hold of the lock: about a millisecond (protocol §7)
+LOOK_AT_ONCE = 16  # rooms described in one hold of the lock: about a millisecond (protocol §7)
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -63,6 +63,12 @@ class KVManager(Driver):
             live[:limit], lambda record: view(record, self.ports.clock()) if record.live else None
         )
         return [one for one in shown if one is not None], len(live)
+
+    def view(self, room: int) -> RoomView | None:
+        """That room, also when it has ended and is remembered; None when it is not known."""
+        with self._lock:
+            record = self.rooms.get(room)
+            return None if record is None else view(record, self.ports.clock())
 
     def remains(self, limit: int) -> dict[str, Any]:
         """What is kept for rooms that are not live: early entries, limbo, notices (at most limit of each), tombstones."""

@@ -73,6 +73,16 @@ class Fifo:
     def head(self) -> Seq | None:
         return next(iter(self._seqs.values())) if self._seqs else None
 
+    def oldest_since(self) -> float | None:
+        """When its head joined it, None when it is empty. From any thread: the owner may move the head meanwhile."""
+        for _ in range(4):
+            try:
+                head = self.head()
+            except (RuntimeError, StopIteration):  # it changed between two steps of this look
+                continue
+            return None if head is None else head.since
+        return None
+
     def __len__(self) -> int:
         return len(self._seqs)
 

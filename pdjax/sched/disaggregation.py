@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from abc import abstractmethod
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pdjax.core.errors import ConfigError, PDError
@@ -21,6 +22,17 @@ else:
     _Scheduler = object
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Place:
+    """For who asks why a request waits: its queue, how long it has stood there, what it holds."""
+
+    queue: str
+    queue_s: float
+    pages: int
+    prompt_tokens: int
+    output_tokens: int
 
 
 class RoomTable(_Scheduler):
@@ -72,6 +84,16 @@ class RoomTable(_Scheduler):
     def _close(self, seq: Seq, output: Output) -> None:
         self._leave_room(seq)
         super()._close(seq, output)
+
+    def place(self, room: int) -> Place | None:
+        """Where that room's request stands in this scheduler; None: it is not here (any more). From any thread."""
+        seq = self._rooms.get(room)
+        queue = seq.queue if seq is not None else None
+        if seq is None or queue is None:
+            return None
+        return Place(
+            queue.name, self.clock() - seq.since, len(seq.req.pages), seq.n_prompt, len(seq.req.output_ids)
+        )
 
     def _take_events(self) -> bool:
         events = self.manager.take_events()

@@ -143,6 +143,12 @@ class Scheduler:
             **self.counts,
         }
 
+    def oldest_s(self) -> dict[str, float]:
+        """Seconds since the head of each queue joined it, 0 for an empty one."""
+        now = self.clock()
+        heads = {queue.name: queue.oldest_since() for queue in self._queues()}
+        return {name: 0.0 if since is None else max(now - since, 0.0) for name, since in heads.items()}
+
     # ------------------------------------------------------------ the loop
 
     def step(self) -> bool:

@@ -5,22 +5,27 @@ Must never be wrapped in a middleware, and must never answer a fault of the clie
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from starlette.responses import PlainTextResponse, Response
 
+from pdjax.engine.bootstrap.registry import BadRegistration, parse_uint
 from pdjax.serve.answer import HttpLimits, JsonAnswer, Plan, answer, error_answer, read_object
 from pdjax.serve.calls import Desk
 from pdjax.serve.engine_api import Engine
 from pdjax.serve.errors import ApiError, bad
 from pdjax.serve.log import JsonLog
+from pdjax.serve.metrics import Exposition
 from pdjax.serve.openai_api import parse_chat, parse_completion
 from pdjax.serve.params import boolean
 from pdjax.serve.sglang_api import parse_generate
+
+DEBUG_ROOMS = 1000  # rooms of one answer of /debug/rooms, unless ?limit= says otherwise
 
 PARSERS = {
     "/generate": parse_generate,
@@ -38,6 +43,7 @@ def build_app(engine: Engine, limits: HttpLimits | None = None, log: JsonLog | N
     _add_generation(app, desk, limits)
     _add_health(app, engine)
     _add_info(app, desk)
+    _add_watching(app, desk)
     _add_control(app, desk, limits)
 
     @app.exception_handler(ApiError)
@@ -123,15 +129,6 @@ def _add_info(app: FastAPI, desk: Desk) -> None:
         }
         return JsonAnswer({"object": "list", "data": [{**model, "max_model_len": engine.context_length}]})
 
-    @app.get("/metrics")
-    async def metrics() -> Response:
-        """Every number of info() as a gauge, named as in /server_info; one of a table is ``table_name``."""
-        found = {**engine.info(), "http": {**desk.counters, "live": desk.live()}}
-        lines = [
-            f"# TYPE pdjax_{name} gauge\npdjax_{name} {value}\n" for name, value in sorted(_numbers(found))
-        ]
-        return PlainTextResponse("".join(lines), media_type="text/plain; version=0.0.4")
-
     @app.get("/get_load")
     async def get_load() -> Response:
         info = engine.info()
@@ -145,13 +142,29 @@ def _add_info(app: FastAPI, desk: Desk) -> None:
         return JsonAnswer([load])
 
 
-def _numbers(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, int | float]]:
-    """(name, value) of every number, also of tables inside; texts and flags are left out."""
-    for name, value in table.items():
-        if isinstance(value, Mapping):
-            yield from _numbers(value, f"{prefix}{name}_")
-        elif isinstance(value, (int, float)) and not isinstance(value, bool):
-            yield f"{prefix}{name}", value
+def _add_watching(app: FastAPI, desk: Desk) -> None:
+    """What an operator asks: never behind the engine's queues, and nothing in it that a client wrote."""
+    engine = desk.engine
+    exposition = Exposition(engine, desk.stats, lambda: {**desk.counters, "live": desk.live()})
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        return Response(exposition.text(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
+
+    @app.get("/debug/rooms")
+    async def rooms(request: Request) -> Response:
+        """Every live room, or with ?room= that one; ?limit= bounds the list. Off the event loop: it may be long."""
+        query = request.query_params
+        limit = _uint(query.get("limit"), "limit", DEBUG_ROOMS)
+        room = None if query.get("room") is None else _uint(query.get("room"), "room", 0)
+        return JsonAnswer(await asyncio.to_thread(engine.rooms, limit, room))
+
+
+def _uint(text: str | None, name: str, default: int) -> int:
+    try:
+        return default if text is None else parse_uint(text, name)
+    except BadRegistration as error:
+        raise bad(name, str(error)) from None
 
 
 def _add_control(app: FastAPI, desk: Desk, limits: HttpLimits) -> None:

@@ -18,11 +18,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pdjax.core.errors import PDError
-from pdjax.sched.request import Failure, Finish, Output, PhaseTimes, Request, SamplingParams
+from pdjax.sched.request import Failure, Finish, Output, Request, SamplingParams
 from pdjax.serve.engine_api import Detokenizer, Engine
 from pdjax.serve.errors import ApiError, from_failure, from_pd
 from pdjax.serve.log import JsonLog
 from pdjax.serve.params import Bootstrap
+from pdjax.serve.phases import phase_seconds
+from pdjax.serve.request_stats import RequestStats
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 
@@ -35,26 +37,6 @@ class Prompt:
     sampling: SamplingParams
     bootstrap: Bootstrap
     rid: str | None
-
-
-def phase_seconds(times: PhaseTimes) -> dict[str, float]:
-    """How long each phase took, as far as it is known on this node; all differences are of one clock (S15)."""
-
-    def gap(start: float | None, end: float | None) -> float | None:
-        return None if start is None or end is None else end - start
-
-    on_d = times.ready is not None or times.landed is not None
-    phases = {
-        "queue": gap(times.arrived, times.scheduled) if not on_d else times.peer_queue_s,
-        "prefill": gap(times.scheduled, times.prefilled) if not on_d else times.peer_prefill_s,
-        "ready": gap(times.arrived, times.ready),
-        "page_wait": gap(times.ready, times.scheduled) if on_d else None,
-        "pull": gap(times.scheduled, times.landed) if on_d else None,
-        "scatter": gap(times.landed, times.scattered),
-        "first_token": gap(times.arrived, times.first_token),
-        "decode": gap(times.first_token, times.finished),
-    }
-    return {f"{name}_s": round(seconds, 6) for name, seconds in phases.items() if seconds is not None}
 
 
 @dataclass
@@ -70,6 +52,7 @@ class Sub:
     text: str = ""
     finish: Finish | None = None
     failure: Failure | None = None
+    heard: float | None = None  # when its newest output came
     ended: float | None = None
 
     def feed(self, output: Output) -> str:
@@ -102,6 +85,7 @@ class Desk:
         self.engine = engine
         self.log = log
         self.counters: Counter[str] = Counter()
+        self.stats = RequestStats()
         self._serials = itertools.count(1)
         self._salt = uuid.uuid4().hex[:8]
         self._by_rid: dict[str, dict[str, Sub]] = {}
@@ -135,6 +119,7 @@ class Desk:
             self.engine.submit(request)
         except PDError as error:
             self.counters["refused"] += 1
+            self.stats.failed(error.reason)
             self.log.event(
                 "refused",
                 rid=sub.rid,
@@ -199,6 +184,7 @@ class Call:
             if item is None:
                 raise Disconnected
             sub = self.subs[item[0]]
+            sub.heard = self._desk.stats.output(len(item[1].token_ids), sub.started, sub.heard)
             piece = sub.feed(item[1])
             if sub.ended is not None:
                 open_subs -= 1
@@ -230,22 +216,27 @@ class Call:
     def _end(self, sub: Sub) -> None:
         desk, request = self._desk, sub.request
         desk.forget(sub)
+        phases = phase_seconds(request.times)
         shared = {
             "rid": sub.rid,
             "room": request.room,
             "stream": self._stream,
             "completion_tokens": len(sub.output_ids),
             "seconds": round(sub.latency_s, 6),
-            "times": phase_seconds(request.times),
+            "times": phases,
         }
         if sub.failure is not None:
             desk.counters["failed"] += 1
             failure = sub.failure
+            desk.stats.failed(failure.reason)
             desk.log.event(
                 "failed", status=failure.status, reason=failure.reason, message=failure.message, **shared
             )
         else:
             desk.counters["finished"] += 1
+            aborted = sub.finish is not None and sub.finish.type == "abort"
+            n_prompt, n_cached = len(request.prompt_ids), request.cached_tokens
+            desk.stats.ended(sub.latency_s, n_prompt, n_cached, phases, aborted)
             desk.log.event("finished", finish=sub.finish.type if sub.finish else None, **shared)
 
     def close(self) -> None:
@@ -257,10 +248,11 @@ class Call:
             if sub.ended is None:
                 self._desk.forget(sub)
                 self._desk.counters["abandoned"] += 1
+                self._desk.stats.aborted += 1
                 self._desk.engine.abort(sub.request.rid)
                 self._desk.log.event(
                     "abandoned", rid=sub.rid, room=sub.request.room, completion_tokens=len(sub.output_ids)
                 )
 
 
-__all__ = ["ApiError", "Call", "Desk", "Disconnected", "Prompt", "Sub", "phase_seconds"]
+__all__ = ["ApiError", "Call", "Desk", "Disconnected", "Prompt", "Sub"]

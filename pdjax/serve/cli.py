@@ -85,7 +85,7 @@ def serve_args(options: dict[str, Any]) -> ServeArgs:
 def serve(**options: Any) -> None:
     """Serve a model: alone, or as the prefill or decode half of a pair."""
     args = serve_args(options)
-    from pdjax.serve.node import run_server  # JAX comes with it
+    from pdjax.serve.process import run_server  # JAX comes with it
 
     raise typer.Exit(run_server(args))
 

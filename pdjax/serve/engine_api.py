@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 from pdjax.sched.request import Request
+from pdjax.serve.numbers import Numbers
 
 Role = Literal["null", "prefill", "decode"]
 
@@ -65,6 +66,12 @@ class Engine(Protocol):
 
         Further numbers (queue lengths, counters, per-peer state) are passed on as they are.
         """
+
+    def numbers(self) -> Numbers:
+        """What the node counts, for /metrics."""
+
+    def rooms(self, limit: int, room: int | None) -> Mapping[str, Any]:
+        """Live rooms, at most limit of them, with what each waits for; or that one room. For /debug/rooms."""
 
     def ready(self) -> bool:
         """Requests can be served: loaded and, in PD mode, a compatible peer is listed."""

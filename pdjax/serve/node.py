@@ -1,4 +1,4 @@
-"""One node: model, scheduler, manager and their threads, as the HTTP layer's Engine; and the life of its process.
+"""One node: model, scheduler, manager and their threads, as the HTTP layer's Engine.
 
 Threads: HTTP (event loop), scheduler (all device work), driver (peers), poller (pulls), registry client. Must never
 touch the pools outside the scheduler thread, and never register before its programs are compiled (protocol §7).
@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import logging
 import secrets
-import signal
 import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import IO, Any
 
 from pdjax.core.errors import ConfigError, PDError
@@ -24,12 +22,9 @@ from pdjax.core.trace import EventLog
 from pdjax.core.wire import PROTOCOL_VERSION
 from pdjax.engine.base import Leg
 from pdjax.engine.bootstrap.client import HttpRegistryClient
-from pdjax.engine.bootstrap.httpd import HttpThread, bind, url_of
 from pdjax.engine.bootstrap.registration import registration
-from pdjax.engine.bootstrap.server import HTTPBootstrapServer
 from pdjax.engine.jax_transfer.channel import ZmqSideChannel
 from pdjax.engine.jax_transfer.manager import JaxTransferKVManager
-from pdjax.engine.jax_transfer.process import leave, prepare_process
 from pdjax.engine.jax_transfer.servers import TRANSFER_SIZE, TRANSPORT_ADDRESSES
 from pdjax.engine.jax_transfer.transport import JaxTransferKVEngine
 from pdjax.engine.manager import Ports
@@ -41,17 +36,15 @@ from pdjax.model.tokenizer import Tokenizer
 from pdjax.sched.factory import make_scheduler
 from pdjax.sched.request import Request
 from pdjax.sched.scheduler import SchedulerConfig
-from pdjax.serve.app import build_app
 from pdjax.serve.args import ServeArgs
 from pdjax.serve.engine_api import Role
 from pdjax.serve.engine_api import Tokenizer as EngineTokenizer
-from pdjax.serve.log import JsonLog
-from pdjax.serve.ready import print_ready
+from pdjax.serve.node_view import numbers_of, rooms_of
+from pdjax.serve.numbers import Numbers
 
 log = logging.getLogger(__name__)
 
 CLOSE_WAIT_S = 1.0  # facts/peer-servers §9: enough for a pull in flight, short enough for an operator
-LOADED_POLL_S = 0.2
 STOP_POLL_S = 0.01
 IDLE_WAIT_S = 5.0  # a wake ends it; this only bounds a lost one
 
@@ -324,6 +317,12 @@ class Node:
             info["rejected_peers"] = dict(member.rejected or {})
         return info
 
+    def numbers(self) -> Numbers:
+        return numbers_of(self)
+
+    def rooms(self, limit: int, room: int | None) -> Mapping[str, Any]:
+        return rooms_of(self, limit, room)
+
     def ready(self) -> bool:
         if not self._loaded.is_set() or self._dead is not None:
             return False
@@ -346,53 +345,3 @@ def _in_queues(stats: Mapping[str, int]) -> tuple[int, int]:
     """Requests that own pages or a row, and requests that wait, of any role (``queued`` counts every waiting queue)."""
     running = sum(stats.get(q, 0) for q in ("running", "prefilling", "in_flight"))
     return running, stats["queued"]
-
-
-def run_server(args: ServeArgs) -> int:
-    """The process of ``pdjax serve``: returns never, or raises ConfigError before it serves."""
-    args.check()
-    prepare_process()
-    sock = bind(args.host, args.port)
-    bootstrap = None
-    if args.with_bootstrap:
-        bootstrap = HTTPBootstrapServer(args.host, args.bootstrap_port, args.settings.heartbeat_ttl_s)
-        bootstrap.start()
-        args = args.at_registry(args.host, bootstrap.port)
-    url = url_of(sock)
-    node = Node(args, load(args), url)
-    done = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda signum, frame: _on_signal(done, signum, frame))
-    node.start()
-    while not node.loaded(LOADED_POLL_S):
-        if done.is_set():  # asked to end while it compiles: nobody knows us yet
-            leave(0)
-    http = HttpThread(build_app(node, log=JsonLog()), sock, "http")
-    http.start()
-    node.announce()
-    print_ready(
-        url=url,
-        role=node.role,
-        instance_id=node.instance_id,
-        bootstrap=f"http://{args.bootstrap_host}:{args.bootstrap_port}" if args.bootstrap_host else "",
-    )
-    while not done.wait(1.0):
-        if not http.alive:
-            log.error("the HTTP server has ended")
-            break
-        dead = node.failed()
-        if dead is not None:  # nobody would end the requests that wait here (V1): leave, and be started again
-            log.error("this process ends: %s", dead)
-            break
-    node.drain()
-    http.stop()
-    node.stop()
-    if bootstrap is not None:
-        bootstrap.stop()
-    leave(0 if done.is_set() else 1)
-
-
-def _on_signal(done: threading.Event, signum: int, frame: FrameType | None) -> None:
-    if done.is_set():  # a second one: now
-        leave(128 + signum)
-    done.set()

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pdjax.serve.answer import HttpLimits, Plan
-from pdjax.serve.calls import Sub, phase_seconds
+from pdjax.serve.calls import Sub
 from pdjax.serve.engine_api import Engine
 from pdjax.serve.errors import ApiError, bad
 from pdjax.serve.params import (
@@ -25,6 +25,7 @@ from pdjax.serve.params import (
     stop_ids,
     temperature,
 )
+from pdjax.serve.phases import phase_seconds
 from pdjax.serve.prompts import build_prompts, texts_or_ids
 
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's; a chat answer may fill the context instead

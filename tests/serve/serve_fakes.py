@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pdjax.core.errors import PDError
 from pdjax.model.tokenizer import Detokenizer
 from pdjax.sched.request import Failure, Finish, Output
+from pdjax.serve.numbers import Numbers
 
 EOS = 256
 VOCAB = 257
@@ -66,6 +67,7 @@ class FakeEngine:
     dead: str | None = None
     is_ready: bool = True
     can_flush: bool = True
+    counted: Numbers = field(default_factory=Numbers)
 
     def __post_init__(self):
         self.tokenizer = ByteTokenizer()
@@ -124,6 +126,12 @@ class FakeEngine:
 
     def info(self):
         return {"num_running": 1, "num_waiting": 2, "num_tokens": 30, "free_pages": 4}
+
+    def numbers(self):
+        return self.counted
+
+    def rooms(self, limit, room):
+        return {"role": self.role, "rooms": [], "asked": [limit, room]}
 
     def ready(self):
         return self.is_ready

@@ -62,6 +62,6 @@ def run_server(args):
 
 
 if __name__ == "__main__":
-    sys.modules["pdjax.serve.node"] = types.SimpleNamespace(run_server=run_server)
+    sys.modules["pdjax.serve.process"] = types.SimpleNamespace(run_server=run_server)
     local.PROGRAM = (sys.executable, __file__)
     cli.main()

@@ -16,7 +16,7 @@ from pdjax.serve.args import D2H_VARIABLE, ServeArgs
 
 @pytest.fixture
 def node(monkeypatch):
-    """Stands for pdjax.serve.node: remembers what it was started with."""
+    """Stands for pdjax.serve.process: remembers what it was started with."""
     calls = []
 
     def run_server(args):
@@ -24,7 +24,7 @@ def node(monkeypatch):
         return 0
 
     module = types.SimpleNamespace(run_server=run_server, calls=calls)
-    monkeypatch.setitem(sys.modules, "pdjax.serve.node", module)
+    monkeypatch.setitem(sys.modules, "pdjax.serve.process", module)
     monkeypatch.delenv(D2H_VARIABLE, raising=False)
     return module
 
