@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 
 from pdjax.core.wire import FirstToken
 from pdjax.engine.base import BaseKVReceiver, BaseKVSender
-from pdjax.engine.ports import DecodeRow, PrefillChunk, SampleSpec
+from pdjax.engine.ports import DecodeRow, PrefillChunk, Sampled, SampleSpec
 from pdjax.sched.request import Finish, Request
+from pdjax.sched.steering import Steering, base_spec
 
 
 @dataclass(eq=False, slots=True)
@@ -20,7 +21,8 @@ class Seq:
     """A request that was taken in. It stands in exactly one Fifo until it is closed.
 
     token owns its pages (D: the attempt). max_outputs: tokens it may produce within the context length.
-    computed: positions whose KV is in its pages. queued: it counts against max_queue.
+    computed: positions whose KV is in its pages. queued: it counts against max_queue. steering: None when every token
+    of it is drawn alike. scored: its prompt's own tokens that the client wants to know the log-probabilities of.
     """
 
     serial: int
@@ -33,6 +35,8 @@ class Seq:
     has_pages: bool = False
     computed: int = 0
     prefill_s: float = 0.0
+    steering: Steering | None = None
+    scored: list[Sampled] = field(default_factory=list)
     sender: BaseKVSender | None = None
     kv_bytes: int = 0  # P: what the hand-off charges to the unpulled budget
     receiver: BaseKVReceiver | None = None
@@ -46,7 +50,25 @@ class Seq:
 
     @property
     def sample(self) -> SampleSpec:
-        return SampleSpec(self.req.sampling.temperature, self.req.sampling.seed)
+        return base_spec(self.req.sampling) if self.steering is None else self.steering.spec()
+
+    def take(self, token: int, eos_ids: Set[int]) -> Finish | None:
+        """The next output token, wherever it was drawn: why it ends the request, if it does.
+
+        A stop is reported before the length. Raises ValueError for a token that the grammar does not allow.
+        """
+        req, sampling = self.req, self.req.sampling
+        req.output_ids.append(token)
+        if token in sampling.stop_token_ids or (token in eos_ids and not sampling.ignore_eos):
+            return Finish("stop", matched=token)
+        if self.steering is not None:
+            self.steering.push(token)
+        text = req.find_stop(token) if req.find_stop is not None else None
+        if text is not None:
+            return Finish("stop", matched=text)
+        if self.steering is not None and self.steering.complete:
+            return Finish("stop", matched=token if token in eos_ids else None)
+        return Finish("length") if len(req.output_ids) >= self.max_outputs else None
 
     def kv_ids(self) -> list[int]:
         """The tokens whose KV the pages hold."""
@@ -109,11 +131,13 @@ def decode_rows(seqs: Iterable[Seq]) -> list[DecodeRow]:
     ]
 
 
-def finish_of(seq: Seq, eos_ids: Set[int]) -> Finish | None:
-    """Why the newest output token ends the request, if it does. A stop is reported before the length."""
-    sampling, token = seq.req.sampling, seq.req.output_ids[-1]
-    if token in sampling.stop_token_ids or (token in eos_ids and not sampling.ignore_eos):
-        return Finish("stop", matched=token)
-    if len(seq.req.output_ids) >= seq.max_outputs:
-        return Finish("length")
-    return None
+def to_score(seq: Seq, chunk: PrefillChunk) -> tuple[int, list[int]] | None:
+    """Which tokens of the prompt are scored after this chunk: (the chunk's token before the first of them, they)."""
+    after = seq.req.sampling.prompt_logprobs_from
+    if after is None:
+        return None
+    first = max(after, chunk.start)
+    last = min(
+        chunk.start + len(chunk.tokens), seq.n_prompt - 1
+    )  # nothing of the prompt follows its last token
+    return (first - chunk.start, seq.req.prompt_ids[first + 1 : last + 1]) if first < last else None

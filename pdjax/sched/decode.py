@@ -182,7 +182,7 @@ class SchedulerDisaggregationDecodeMixin(RoomTable):
         self._leave_room(
             seq
         )  # Success stands whatever P says later, and the room may be used again (protocol §5)
-        self._emit_token(seq, seq.first.token, seq.first.logprob)
+        self._emit_token(seq, seq.first.token, seq.first.logprob, seq.first.top)
 
     def _end_room(self, seq: Seq, reason: str) -> None:
         if seq.receiver is not None and not seq.committed:

@@ -11,7 +11,7 @@ from pdjax.core.pools import packed_bytes, pages_for
 from pdjax.core.wire import FirstToken
 from pdjax.engine.base import KVEvent, KVReleased
 from pdjax.engine.ports import Sampled
-from pdjax.sched.batch import Fifo, Seq, finish_of
+from pdjax.sched.batch import Fifo, Seq
 from pdjax.sched.disaggregation import RoomTable
 from pdjax.sched.request import Finish, Output, Request
 from pdjax.sched.scheduler import Scheduler, failure_of
@@ -102,12 +102,14 @@ class SchedulerDisaggregationPrefillMixin(RoomTable):
         first = FirstToken(
             token=sampled.token,
             logprob=sampled.logprob,
+            top=sampled.top,
             cached_tokens=req.cached_tokens,
             queue_s=(times.scheduled or times.arrived) - times.arrived,
             prefill_s=seq.prefill_s,
         )
         assert seq.sender is not None
         try:
+            finish = seq.take(first.token, self.config.eos_ids)
             sent = seq.sender.send(req.pages, first)
         except Exception as error:
             self._fail(seq, error)
@@ -115,13 +117,11 @@ class SchedulerDisaggregationPrefillMixin(RoomTable):
         if not sent:  # the room ended meanwhile; its KVEnded will find nobody
             self._close(seq, Output(failure=failure_of(seq.sender.failure_exception())))
             return
-        req.output_ids.append(first.token)
         self.counts["output_tokens"] += 1
         times.first_token = self.clock()
-        finish = finish_of(seq, self.config.eos_ids) or Finish(
-            "length"
-        )  # P's share of the output is one token
-        self._close(seq, Output((first.token,), (sampled.logprob,), finish))
+        # P's share of the output is one token.
+        last = finish or Finish("length")
+        self._close(seq, Output((first.token,), (sampled.logprob,), (sampled.top,), tuple(seq.scored), last))
 
     def _close(self, seq: Seq, output: Output) -> None:
         self._try_budget |= seq is self.budget_queue.head()  # the next one may need fewer bytes

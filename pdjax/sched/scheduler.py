@@ -17,11 +17,12 @@ from pdjax.core.errors import ConfigError, PDError
 from pdjax.core.pools import pages_for
 from pdjax.engine.base import BaseKVManager
 from pdjax.engine.ports import Clock, Runner, Sampled
-from pdjax.sched.batch import Fifo, Seq, decode_rows, finish_of, next_chunk
+from pdjax.sched.batch import Fifo, Seq, decode_rows, next_chunk, to_score
 from pdjax.sched.chunk_cache import BasePrefixCache, ChunkCache
 from pdjax.sched.config import SchedulerConfig as SchedulerConfig
 from pdjax.sched.pages import PageAllocator
-from pdjax.sched.request import Failure, Finish, Output, Request
+from pdjax.sched.request import Failure, Finish, Output, Request, TopLogprobs
+from pdjax.sched.steering import Steering
 
 log = logging.getLogger(__name__)
 
@@ -198,7 +199,7 @@ class Scheduler:
         return pages_for(n_prompt + max_outputs, self.runner.page_size)
 
     def _handle_completed_prefill(self, seq: Seq, sampled: Sampled) -> None:
-        self._emit_token(seq, sampled.token, sampled.logprob)
+        self._emit_token(seq, sampled.token, sampled.logprob, sampled.top)
 
     def _end_room(self, seq: Seq, reason: str) -> None:
         """Tell the peer that this request ends on our side."""
@@ -237,7 +238,8 @@ class Scheduler:
 
     def _take_in(self, req: Request) -> None:
         serial = next(self._serials)
-        seq = Seq(serial, req, self._max_outputs(req), token=serial)
+        steering = Steering.of(req.sampling, req.grammar, self.config.eos_ids)
+        seq = Seq(serial, req, self._max_outputs(req), token=serial, steering=steering)
         self._by_rid.setdefault(req.rid, []).append(seq)
         self.counts["accepted"] += 1
         self._accept(seq)
@@ -297,6 +299,7 @@ class Scheduler:
             self.cache.release(seq.token, seq.kv_ids())
             seq.req.pages = []
             seq.computed = 0
+            seq.scored = []
 
     def _run_prefill(self) -> bool:
         seq = self.prefilling.head()
@@ -308,6 +311,8 @@ class Scheduler:
             sampled = self.runner.prefill(chunk)
             if (sampled is None) != (chunk.sample is None):
                 raise RuntimeError("prefill must sample for the last chunk, and for no other")
+            if (score := to_score(seq, chunk)) is not None:
+                seq.scored += self.runner.score(*score, seq.req.sampling.top_logprobs)
         except Exception as error:
             self._fail(seq, error)
             return True
@@ -335,7 +340,7 @@ class Scheduler:
         self.counts["decode_steps"] += 1
         for seq, row in zip(seqs, sampled, strict=True):
             seq.computed += 1
-            self._emit_token(seq, row.token, row.logprob)
+            self._emit_token(seq, row.token, row.logprob, row.top)
         return True
 
     # ------------------------------------------------------------ outputs and ends
@@ -344,23 +349,27 @@ class Scheduler:
         if self._manager is not None:
             self._manager.note(event, token=str(token), pages=list(pages))
 
-    def _emit_token(self, seq: Seq, token: int, logprob: float | None) -> None:
+    def _emit_token(self, seq: Seq, token: int, logprob: float | None, top: TopLogprobs) -> None:
         """One new output token: to the sink, and to the running batch unless it is the last."""
         req = seq.req
-        req.output_ids.append(token)
+        try:
+            finish = seq.take(token, self.config.eos_ids)
+        except Exception as error:
+            self._fail(seq, error)
+            return
         self.counts["output_tokens"] += 1
         if req.times.first_token is None:
             req.times.first_token = self.clock()
             if self._manager is not None:
                 self._manager.note("first_token", req.room)
-        logprobs = () if logprob is None else (logprob,)
-        finish = finish_of(seq, self.config.eos_ids)
+        prompt, seq.scored = tuple(seq.scored), []
+        output = Output((token,), () if logprob is None else (logprob,), (top,), prompt, finish)
         if finish is not None:
-            self._close(seq, Output((token,), logprobs, finish))
+            self._close(seq, output)
             return
         if seq.queue is not self.running:
             self._move(seq, self.running)
-        self._emit(req, Output((token,), logprobs))
+        self._emit(req, output)
 
     def _fail(self, seq: Seq, error: Exception) -> None:
         """What was done for this request went wrong: it ends alone (S11), its pages' content is not trusted."""

@@ -52,15 +52,20 @@ class Pair:
         return self.link.half(role, room).error.reason
 
     def submit(
-        self, prompt, sampling, *, sides="pd", room=None, rid=None
+        self, prompt, sampling, *, sides="pd", room=None, rid=None, prepare=lambda client: None
     ) -> tuple[Client | None, Client | None]:
-        """Claim and submit the legs named in sides; None for a leg that was refused or left out."""
+        """Claim and submit the legs named in sides; None for a leg that was refused or left out.
+
+        prepare gives each leg what is its own, such as a grammar.
+        """
         room = next(self.rooms) if room is None else room
         rid = rid or f"r{room}"
-        return tuple(
-            self._leg(scheduler, Client(prompt, sampling, rid, room)) if side in sides else None
-            for side, scheduler in (("p", self.p), ("d", self.d))
-        )
+        legs = []
+        for side, scheduler in (("p", self.p), ("d", self.d)):
+            client = Client(prompt, sampling, rid, room)
+            prepare(client)
+            legs.append(self._leg(scheduler, client) if side in sides else None)
+        return tuple(legs)
 
     def _leg(self, scheduler, client: Client) -> Client | None:
         digest = request_digest(client.prompt, client.sampling.first_token_key())
