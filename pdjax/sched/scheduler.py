@@ -283,7 +283,10 @@ class Scheduler:
     def _take_pages(self, seq: Seq) -> bool:
         """All pages of seq under its token, or none."""
         acquired = self.cache.acquire(
-            seq.token, seq.req.prompt_ids, self._pages_needed(seq.n_prompt, seq.max_outputs)
+            seq.token,
+            seq.req.prompt_ids,
+            self._pages_needed(seq.n_prompt, seq.max_outputs),
+            max_cached_tokens=seq.req.sampling.prompt_logprobs_from,
         )
         if acquired is None:
             return False

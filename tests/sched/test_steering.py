@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from sched_harness import EOS, MODEL, Client, make_null, prompt_starting_with, run_out
+from sched_harness import EOS, MODEL, Client, FlakyRunner, make_null, prompt_starting_with, run_out
 from sched_pair import Pair
 from sched_real_pair import RealPair
 
+from pdjax.sched.factory import make_scheduler
+from pdjax.sched.pages import PageAllocator
+from pdjax.sched.radix_cache import RadixCache
 from pdjax.sched.request import SamplingParams
+from pdjax.sched.scheduler import SchedulerConfig
 from pdjax.sched.steering import Steering
+from pdjax.sim.ports import VirtualClock
 
 V = MODEL.n_vocab
 GREEDY = SamplingParams(max_new_tokens=8, ignore_eos=True)
@@ -238,3 +243,19 @@ def test_scores_of_the_prompt_come_with_the_first_token(cached_from: int | None)
         assert not any(output.prompt for output in leg.outputs[1:])
     assert p.outputs[0].prompt == client.outputs[0].prompt
     assert not any(output.prompt for output in d.outputs)
+
+
+def test_a_prompt_that_is_scored_is_not_taken_from_the_cache() -> None:
+    """What comes from the cache was computed for another request: it has no logits any more."""
+    runner = FlakyRunner(num_pages=40, max_batch=4)
+    config = SchedulerConfig(context_length=64, eos_ids=frozenset({EOS}), chunked_prefill_size=7)
+    cache = RadixCache(PageAllocator(runner.num_pages), runner.page_size)
+    plain = make_scheduler("null", config, runner, VirtualClock(), cache=cache)
+    prompt = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8]
+    for start, cached in ((None, 0), (None, 8), (5, 4), (0, 0), (11, 8)):
+        how = SamplingParams(2, ignore_eos=True, prompt_logprobs_from=start)
+        client = Client(prompt, how)
+        plain.submit(client.req)
+        run_out(plain)
+        assert client.req.cached_tokens == cached
+        assert len(client.outputs[0].prompt) == (0 if start is None else 11 - start)
