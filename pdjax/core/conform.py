@@ -156,7 +156,7 @@ def _follows(role: str, lines: list[Line]) -> list[Finding]:
     found = []
     for line in lines:
         raw, room = line.raw, line.room
-        source, target = NUMBERS.get(raw.get("from")), NUMBERS.get(raw.get("to"))
+        source, target = NUMBERS.get(str(raw.get("from"))), NUMBERS.get(str(raw.get("to")))
         cell = table.get(source if source is not None else -1, {}).get(line.event)
         if room is None or target is None or source is None or cell is None:
             found.append(Finding("S6", f"no such event or state: {line.event}", line.number))

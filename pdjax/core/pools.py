@@ -10,6 +10,7 @@ import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import msgspec
 
@@ -115,16 +116,25 @@ def plan_parts(pools: Sequence[PoolTransferSpec], n_pages: int) -> tuple[Part, .
     Per pool: layers packed into clamp(ceil(total / 1 MiB), 1, layers) arrays, none over 16 MiB: a larger one is
     cut along its pages.
     """
-    padded = page_bucket(n_pages)
+    return _plan(
+        tuple((s.n_layers, s.page_bytes, s.shape[1:], s.dtype, s.sharding) for s in pools),
+        page_bucket(n_pages),
+    )
+
+
+@lru_cache(
+    maxsize=4096
+)  # requests have few lengths, and each is planned by scheduler, gather and both tables
+def _plan(pools: tuple[tuple[int, int, tuple[int, ...], str, str], ...], padded: int) -> tuple[Part, ...]:
     parts: list[Part] = []
-    for p, spec in enumerate(pools):
-        total = padded * spec.page_bytes * spec.n_layers
-        n_arrays = min(max(math.ceil(total / TARGET_PART_BYTES), 1), spec.n_layers)
-        per = math.ceil(spec.n_layers / n_arrays)
+    for p, (n_layers, page_bytes, tail, dtype, sharding) in enumerate(pools):
+        total = padded * page_bytes * n_layers
+        n_arrays = min(max(math.ceil(total / TARGET_PART_BYTES), 1), n_layers)
+        per = math.ceil(n_layers / n_arrays)
         chunk = 0
-        for layer in range(0, spec.n_layers, per):
-            stop = min(layer + per, spec.n_layers)
-            rows = max(1, min(padded, MAX_PART_BYTES // (spec.page_bytes * (stop - layer))))
+        for layer in range(0, n_layers, per):
+            stop = min(layer + per, n_layers)
+            rows = max(1, min(padded, MAX_PART_BYTES // (page_bytes * (stop - layer))))
             for page in range(0, padded, rows):
                 page_stop = min(page + rows, padded)
                 count = (stop - layer) * (page_stop - page)
@@ -137,10 +147,10 @@ def plan_parts(pools: Sequence[PoolTransferSpec], n_pages: int) -> tuple[Part, .
                         layer_stop=stop,
                         page=page,
                         page_stop=page_stop,
-                        shape=(stop - layer, page_stop - page, *spec.shape[1:]),
-                        dtype=spec.dtype,
-                        nbytes=count * spec.page_bytes,
-                        sharding=spec.sharding,
+                        shape=(stop - layer, page_stop - page, *tail),
+                        dtype=dtype,
+                        nbytes=count * page_bytes,
+                        sharding=sharding,
                     )
                 )
                 chunk += 1
@@ -181,7 +191,7 @@ class Fingerprint(msgspec.Struct, frozen=True):
 
     @property
     def hash(self) -> str:
-        return hashlib.blake2b(msgspec.json.encode(self), digest_size=16).hexdigest()
+        return _hash_of(self)
 
     def differences(self, other: Fingerprint) -> list[str]:
         """One line a differing field, for the message that an operator reads."""
@@ -190,6 +200,11 @@ class Fingerprint(msgspec.Struct, frozen=True):
             for name in self.__struct_fields__
             if getattr(self, name) != getattr(other, name)
         ]
+
+
+@lru_cache(maxsize=64)
+def _hash_of(fingerprint: Fingerprint) -> str:
+    return hashlib.blake2b(msgspec.json.encode(fingerprint), digest_size=16).hexdigest()
 
 
 def request_digest(prompt_ids: Sequence[int], sampling: dict[str, object]) -> str:

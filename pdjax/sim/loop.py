@@ -18,17 +18,19 @@ Name = tuple[Any, ...]  # kind, then what it is about: ("deliver", "ready", 7, 1
 GAP_S = 1e-7  # between two things of which the second cannot overtake the first
 
 
-class Event:
-    """Something that will happen. ``cancel`` makes it nothing."""
+TIME, _ORDER, ACTION, NAME = range(4)
 
-    __slots__ = ("action", "name")
 
-    def __init__(self, action: Callable[[], None], name: Name) -> None:
-        self.action: Callable[[], None] | None = action
-        self.name = name
+class Event(list[Any]):
+    """Something that will happen: [time, order of entry, action, name], so that a heap compares it without our help.
+
+    ``cancel`` makes it nothing.
+    """
+
+    __slots__ = ()
 
     def cancel(self) -> None:
-        self.action = None
+        self[ACTION] = None
 
 
 def choice_of(name: Name) -> dict[str, Any]:
@@ -59,40 +61,41 @@ class Loop:
             self._wanted.setdefault(name, []).append(place)
         for places in self._wanted.values():
             places.reverse()
-        self._heap: list[tuple[float, int, Event]] = []
+        self._heap: list[Event] = []
         self._seq = 0
 
     def at(self, time_s: float, action: Callable[[], None], name: Name = ("do",)) -> Event:
         """Perform action at time_s (now, if that has passed)."""
-        event = Event(action, name)
+        now_s = self.clock.now_s
         self._seq += 1
-        heapq.heappush(self._heap, (max(time_s, self.clock()), self._seq, event))
+        event = Event((time_s if time_s > now_s else now_s, self._seq, action, name))
+        heapq.heappush(self._heap, event)
         return event
 
     def after(self, delay_s: float, action: Callable[[], None], name: Name = ("do",)) -> Event:
-        return self.at(self.clock() + delay_s, action, name)
+        return self.at(self.clock.now_s + delay_s, action, name)
 
     def next_at(self) -> float | None:
         """When something happens next; None: never."""
         heap = self._heap
-        while heap and heap[0][2].action is None:
+        while heap and heap[0][ACTION] is None:
             heapq.heappop(heap)
-        return heap[0][0] if heap else None
+        return heap[0][TIME] if heap else None
 
     def step(self, stop_s: float = float("inf")) -> bool:
         """Perform the next event, if it is due by stop_s."""
-        at = self.next_at()
-        if at is None or at > stop_s:
-            return False
         heap = self._heap
-        entry = heapq.heappop(heap)
-        if heap and heap[0][0] == at:
-            entry = self._choose(entry)
-        event = entry[2]
-        action = event.action
-        assert action is not None
-        event.action = None
-        self.clock.advance_to(at)
+        while heap and heap[0][ACTION] is None:
+            heapq.heappop(heap)
+        if not heap or heap[0][TIME] > stop_s:
+            return False
+        event = heapq.heappop(heap)
+        at = event[TIME]
+        if heap and heap[0][TIME] == at:
+            event = self._choose(event)
+        action, event[ACTION] = event[ACTION], None
+        if at > self.clock.now_s:
+            self.clock.now_s = at
         self.n_events += 1
         action()
         return True
@@ -104,33 +107,33 @@ class Loop:
             worked = True
         return worked
 
-    def _choose(self, first: tuple[float, int, Event]) -> tuple[float, int, Event]:
-        heap, at = self._heap, first[0]
+    def _choose(self, first: Event) -> Event:
+        heap, at = self._heap, first[TIME]
         tied = [first]
-        while heap and heap[0][0] == at:
-            entry = heapq.heappop(heap)
-            if entry[2].action is not None:
-                tied.append(entry)
+        while heap and heap[0][TIME] == at:
+            event = heapq.heappop(heap)
+            if event[ACTION] is not None:
+                tied.append(event)
         if len(tied) == 1:
             return first
         pick = self.rng.randrange(len(tied))  # also when the file decides: later draws must be the same
         if self._wanted:
             pick = self._wanted_of(tied, pick)
         chosen = tied.pop(pick)
-        for entry in tied:
-            heapq.heappush(heap, entry)
-        self.taken.append(chosen[2].name)
+        for event in tied:
+            heapq.heappush(heap, event)
+        self.taken.append(chosen[NAME])
         return chosen
 
-    def _wanted_of(self, tied: list[tuple[float, int, Event]], pick: int) -> int:
+    def _wanted_of(self, tied: list[Event], pick: int) -> int:
         """The tied event whose name stands first among the wanted ones that are left."""
         best, found = -1, pick
-        for i, (_, _, event) in enumerate(tied):
-            places = self._wanted.get(event.name)
+        for i, event in enumerate(tied):
+            places = self._wanted.get(event[NAME])
             if places and (best < 0 or places[-1] < best):
                 best, found = places[-1], i
         if best < 0:
             return pick
-        name = tied[found][2].name
+        name = tied[found][NAME]
         self._wanted[name].pop()
-        return pick if tied[pick][2].name == name else found
+        return pick if tied[pick][NAME] == name else found

@@ -91,8 +91,10 @@ class SimNet(Loop):
 
     def frozen(self, node: str) -> float:
         """Until when the node is stopped; 0: it runs."""
+        if not self._frozen_until:
+            return 0.0
         until = self._frozen_until.get(node, 0.0)
-        return until if until > self.clock() else 0.0
+        return until if until > self.clock.now_s else 0.0
 
     def cut(self, a: str, b: str, for_s: float) -> None:
         """Nothing passes between a and b, silently."""
@@ -132,9 +134,9 @@ class SimNet(Loop):
 
     def post(self, src: str, dst: str, action: Callable[[], None], name: Name) -> None:
         """One trip from src to dst; what goes the same way keeps its order."""
-        last = self._last_on_link.get((src, dst), 0.0)
-        at = max(self.clock() + self.delay(), last + GAP_S)
-        self._last_on_link[src, dst] = at
+        link = (src, dst)
+        at = max(self.clock.now_s + self.delay(), self._last_on_link.get(link, 0.0) + GAP_S)
+        self._last_on_link[link] = at
         self.at(at, action, name)
 
 

@@ -102,6 +102,7 @@ class Node:
         self.draining = self.left = False
         self.clients: dict[int, Client] = {}  # room → the newest leg for it
         self.closing: dict[int, None] = {}  # rooms that have ended and are not yet free
+        self._driver_name, self._scheduler_name = ("driver", self.name), ("scheduler", self.name)
         self._driver: Event | None = None
         self._driver_at = 0.0
         self._step: Event | None = None
@@ -156,7 +157,7 @@ class Node:
 
     def wake_driver(self) -> None:
         if self.alive:
-            self._drive_at(self.net.clock() + self._loop_s)
+            self._drive_at(self.net.clock.now_s + self._loop_s)
 
     def _drive_at(self, at: float) -> None:
         if self._driver is not None:
@@ -164,7 +165,7 @@ class Node:
                 return
             self._driver.cancel()
         self._driver_at = at
-        self._driver = self.net.at(at, self._drive, ("driver", self.name))
+        self._driver = self.net.at(at, self._drive, self._driver_name)
 
     def _drive(self) -> None:
         self._driver = None
@@ -177,14 +178,14 @@ class Node:
             manager.turn()
         except Exception as error:
             self._on_raise(self.name, error)
-        self._drive_at(max(manager.next_deadline(), self.net.clock() + self._loop_s))
+        self._drive_at(max(manager.next_deadline(), self.net.clock.now_s + self._loop_s))
         self._after(self)
 
     # ---------------------------------------------------------------- scheduler
 
     def wake_scheduler(self) -> None:
         if self.alive and not self._busy:
-            self._step_by(self.net.clock() + self._loop_s)
+            self._step_by(self.net.clock.now_s + self._loop_s)
 
     def _step_by(self, at: float) -> None:
         if self._step is not None:
@@ -192,7 +193,7 @@ class Node:
                 return
             self._step.cancel()
         self._step_at = at
-        self._step = self.net.at(at, self._host_work, ("scheduler", self.name))
+        self._step = self.net.at(at, self._host_work, self._scheduler_name)
 
     def _host_work(self) -> None:
         self._step = None

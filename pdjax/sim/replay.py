@@ -146,11 +146,11 @@ class Run:
         look_s = world.now
         while True:
             if world.now >= look_s:
-                if not world.held(strict=strict):
+                if world.quiescent(strict=strict):
                     return True
                 look_s = world.now + LOOK_S
             if not world.step(stop_s):
-                return not world.held(strict=strict)
+                return world.quiescent(strict=strict)
 
     def finish(self) -> Result:
         world, scenario, trace = self.world, self.scenario, self.trace

@@ -99,9 +99,10 @@ class World:
 
     def _after(self, node: Node) -> None:
         """A driver or scheduler has run: which of its ended rooms are free now?"""
-        for room in [r for r in node.closing if node.room_is_free(r)]:
-            del node.closing[room]
-            node.manager.log.line("released", room)
+        if node.closing:
+            for room in [r for r in node.closing if node.room_is_free(r)]:
+                del node.closing[room]
+                node.manager.log.line("released", room)
         if node.draining and not node.left and not node.manager.n_live and node.scheduler.idle():
             node.left = True
             node.manager.log.line("left")
@@ -207,9 +208,9 @@ class World:
             if node.alive and (held := node.held(strict=strict))
         }
 
-    def quiescent(self) -> bool:
+    def quiescent(self, *, strict: bool = False) -> bool:
         """Everything is free again, as trace-format says it: graveyard pulls and their notices do not count."""
-        return not self.held(strict=False)
+        return not any(node.alive and node.held(strict=strict) for node in self.nodes.values())
 
 
 __all__ = ["Client", "Node", "PDError", "World"]

@@ -20,6 +20,7 @@ ENDED = frozenset({"Success", "Failed"})
 WIRE = frozenset({"hello", "abort", "done", "unknown", "pending", "ready", "failed", "done_ack"})
 LOOK_MS = 25.0
 STEP_MS = 50.0  # τ of protocol §7: one loop turn of the driver
+SLACK_MS = 5.0  # rounding of the log, and the turn in which a due timer fires
 Life = tuple[str, str]  # node, epoch
 
 
@@ -35,6 +36,26 @@ class Violation:
 
     def __str__(self) -> str:
         return f"{self.property} at {self.t:g} ms: {self.text} ({self.sentence})"
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The part of a decision of the table that comes again and again: what kind it is, not what it is about."""
+
+    event: str
+    role: str
+    source: str
+    target: str
+    effects: tuple[str, ...]
+
+    @property
+    def opens(self) -> bool:
+        """A record comes into being and lives."""
+        return self.source == "Absent" and self.target == "Bootstrapping"
+
+    @property
+    def ends(self) -> bool:
+        return self.target in ENDED and self.source not in ENDED
 
 
 @dataclass(slots=True)
@@ -59,7 +80,8 @@ class Track:
     ready_ms: float = -1.0
     reason: str = ""
     seen: dict[str, int] = field(default_factory=dict)  # effect → how often
-    last_wire: tuple[Any, ...] = ()
+    n_decisions: int = 0
+    last_wire: tuple[Any, ...] = ()  # the number and the content of the newest decision about a message
 
     @property
     def live(self) -> bool:
@@ -105,8 +127,8 @@ class Offer:
 class Property:
     """Subclasses name themselves, say their sentence and bound, and hear the events of ``hears``.
 
-    ``hears``: event names; "transition" is every decision of the table. ``instants``: wants ``on_instant`` after every
-    event that wrote a line; ``sampled``: wants ``on_sample`` every LOOK_MS.
+    ``hears``: event names; "transition" is every decision of the table that ``wants`` says yes to. ``instants``: wants
+    ``on_instant`` after every event that wrote a line; ``sampled``: wants ``on_sample`` every LOOK_MS.
     """
 
     name: ClassVar[str] = ""
@@ -118,6 +140,11 @@ class Property:
 
     def __init__(self, ctx: Context) -> None:
         self.ctx = ctx
+
+    @staticmethod
+    def wants(decision: Decision) -> bool:
+        """Could a decision of this kind matter? Asked once for each kind."""
+        return True
 
     def breach(self, text: str, line: dict[str, Any] | None = None) -> None:
         self.ctx.breach(self, text, line)
@@ -148,6 +175,9 @@ class Context:
     pulls: dict[tuple[str, int], PullTrack] = field(default_factory=dict)  # (life of D, uuid)
     touched: dict[tuple[str, str, int], Track] = field(default_factory=dict)  # since the last instant
     dirty: dict[Life, LifeTrack] = field(default_factory=dict)  # since the last instant
+    # At an instant: the touched tracks of lives that are there, each with its record (None: forgotten) and node.
+    changed: list[tuple[Track, Any | None, Any]] = field(default_factory=list)
+    up: list[Any] = field(default_factory=list)  # at a sample: the living nodes
     deadlines: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
     stops: dict[str, float] = field(default_factory=dict)  # node → ms that it spent stopped so far
     disturbed_ms: float = -1e18  # the newest moment at which a fault touched messages or processes
@@ -180,7 +210,7 @@ class Context:
     def node(self, name: str, epoch: str | None = None) -> Any | None:
         """The living node of that name, and of that life when epoch is given."""
         node = self.world.nodes.get(name)
-        if node is None or not node.alive or (epoch is not None and str(node.manager.epoch) != epoch):
+        if node is None or not node.alive or (epoch is not None and node.manager.log.epoch != epoch):
             return None
         return node
 
@@ -196,7 +226,7 @@ class Context:
         return bool(until * 1000 + STEP_MS > self.now)
 
     def life_of(self, node: Any) -> LifeTrack | None:
-        return self.lives.get((node.name, str(node.manager.epoch)))
+        return self.lives.get((node.name, node.manager.log.epoch))
 
     def other_side(self, track: Track) -> Track | None:
         """The peer's record of the same hand-off, if that life is there: newest record of the room on it."""

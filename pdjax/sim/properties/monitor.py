@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pdjax.sim.properties import liveness, safety
+from pdjax.sim.properties import agreement, endings, membership, order, ownership, progress, robustness
 from pdjax.sim.properties.base import (
     ENDED,
     LOOK_MS,
     Context,
+    Decision,
     LifeTrack,
     Offer,
     Property,
@@ -25,7 +26,38 @@ from pdjax.sim.properties.base import (
 )
 from pdjax.sim.properties.sometimes import Sometimes
 
-PROPERTIES: tuple[type[Property], ...] = (*safety.PROPERTIES, *liveness.PROPERTIES)
+Hear = Callable[[dict[str, Any], Track | None], None]
+
+PROPERTIES: tuple[type[Property], ...] = (
+    ownership.S1,
+    agreement.S2,
+    ownership.S3,
+    ownership.S4,
+    order.S5,
+    order.S6,
+    agreement.S7,
+    agreement.S8,
+    agreement.S10,
+    robustness.S11,
+    robustness.S12,
+    agreement.S13,
+    order.S15,
+    ownership.S16,
+    ownership.S17,
+    order.S18,
+    endings.V1,
+    endings.V2,
+    progress.V3,
+    progress.V4,
+    progress.V5,
+    membership.V6,
+    endings.V7,
+    membership.V8,
+    progress.V9,
+    endings.V10,
+    progress.V11,
+    membership.V12,
+)
 
 # Properties that speak of several ranks. A world of single-rank instances has nothing that could break them, so
 # nothing is claimed about them here.
@@ -44,13 +76,24 @@ class Monitor:
         self.ctx = Context(world)
         self.sometimes = Sometimes(self.ctx)
         self.properties = [p(self.ctx) for p in only]
-        self._hears: dict[str, list[Callable[[dict[str, Any], Track | None], None]]] = {}
+        self._hears: dict[str, list[Hear]] = {}
         for prop in self.properties:
             for event in prop.hears:
                 self._hears.setdefault(event, []).append(prop.on_line)
-        self._every = self._hears.pop("transition", [])
+        self._deciding = [p for p in self.properties if "transition" in p.hears]
+        self._wanted: dict[tuple[Any, ...], tuple[Hear, ...]] = {}  # kind of decision → who hears it
         self._instants = [p.on_instant for p in self.properties if p.instants]
         self._samples = [p.on_sample for p in self.properties if p.sampled]
+        self._notes: dict[str, Callable[[LifeTrack, dict[str, Any]], None]] = {
+            "delivered": self._delivered,
+            "crashed": self._changed_life,
+            "restarted": self._changed_life,
+            "hit": self._hit,
+            "step": self._stepped,
+            "started": self._started,
+            "sent": self.sometimes.sent,
+            "evicted": self.sometimes.evicted,
+        }
         self._next_look = 0.0
         self._frozen: dict[str, float] = {}
         self._known: dict[str, Any] = {}
@@ -70,42 +113,67 @@ class Monitor:
     def on_line(self, line: dict[str, Any]) -> None:
         ctx = self.ctx
         ctx.now = line["t"]
-        event, node = line["event"], line["node"]
-        life = ctx.lives.get((node, line["epoch"]))
+        event = line["event"]
+        key = (line["node"], line["epoch"])
+        life = ctx.lives.get(key)
         if life is None:
-            life = ctx.lives[node, line["epoch"]] = LifeTrack(node, line["epoch"])
-        ctx.dirty[node, life.epoch] = life
-        track = None
+            life = ctx.lives[key] = LifeTrack(*key)
+        ctx.dirty[key] = life
         if "role" in line:
-            track = self._follow(life, line)
-            self.sometimes.transition(line, track, life)
-            for hear in self._every:
+            track: Track | None = self._follow(life, line)
+            kind = (event, line["role"], line["from"], line["to"], line["effects"])
+            wanted = self._wanted.get(kind)
+            if wanted is None:
+                wanted = self._wanted[kind] = self._who_wants(Decision(*kind))
+            for hear in wanted:
                 hear(line, track)
-        else:
-            self._note(life, line, event)
-            if "room" in line:
-                track = life.rooms.get(int(line["room"]))
-            self.sometimes.line(line, track)
-        for hear in self._hears.get(event, ()):
-            hear(line, track)
+            return
+        note = self._notes.get(event)
+        if note is not None:
+            note(life, line)
+        hears = self._hears.get(event)
+        if hears is not None:
+            track = life.rooms.get(int(line["room"])) if "room" in line else None
+            for hear in hears:
+                hear(line, track)
+
+    def _who_wants(self, kind: Decision) -> tuple[Hear, ...]:
+        """The moments first, then the properties in their order, those that wait for this event by its name last."""
+        look = self.sometimes.looks.get(kind.event)
+        return (
+            self.sometimes.count_row,
+            *((look,) if look is not None else ()),
+            *(p.on_line for p in self._deciding if p.wants(kind)),
+            *self._hears.get(kind.event, ()),
+        )
 
     def on_instant(self, world: Any = None) -> None:
         ctx = self.ctx
-        net = ctx.world.net
-        ctx.now = net.clock() * 1000
+        now = ctx.now = ctx.world.net.clock.now_s * 1000
         if self._look:
             self.attach()
-        if ctx.deadlines and ctx.deadlines[0][0] <= ctx.now:
+        if ctx.deadlines and ctx.deadlines[0][0] <= now:
             ctx.run_deadlines()
         if ctx.dirty:
+            self._resolve()
             for check in self._instants:
                 check()
             ctx.touched.clear()
             ctx.dirty.clear()
-        if ctx.now >= self._next_look:
-            self._next_look = ctx.now + LOOK_MS
+        if now >= self._next_look:
+            self._next_look = now + LOOK_MS
+            ctx.up = [node for node in ctx.world.nodes.values() if node.alive]
             for check in self._samples:
                 check()
+
+    def _resolve(self) -> None:
+        """What the touched tracks are about: the record and the node, looked up once for all properties."""
+        ctx = self.ctx
+        ctx.changed = []
+        for (name, epoch, room), track in ctx.touched.items():
+            node = ctx.node(name, epoch)
+            if node is not None:
+                ctx.changed.append((track, node.manager.rooms.get(room), node))
 
     def at_end(self, world: Any = None) -> None:
         ctx = self.ctx
@@ -127,9 +195,12 @@ class Monitor:
         room = int(line["room"])
         track = life.rooms.get(room)
         if line["from"] == line["to"] == "Absent":
-            return track or Track(life.name, life.epoch, line["role"], room)
+            track = track or Track(life.name, life.epoch, line["role"], room)
+            track.n_decisions += 1
+            return track
         if track is None or (line["from"] == "Absent" and track.state == "Absent"):
             track = life.rooms[room] = Track(life.name, life.epoch, line["role"], room, began_ms=line["t"])
+        track.n_decisions += 1
         track.before, track.state = track.state, line["to"]
         track.attempt = line["attempt"]
         if track.state in ENDED and track.before not in ENDED:
@@ -153,20 +224,27 @@ class Monitor:
         node = self.ctx.node(life.name, life.epoch)
         return node.manager.rooms.get(room) if node is not None else None
 
-    def _note(self, life: LifeTrack, line: dict[str, Any], event: str) -> None:
-        if event == "delivered":
-            life.delivered = (line["message"], line["peer"], line["attempt"], int(line["room"]))
-        elif event in ("crashed", "restarted") or (event == "hit" and "message" in line):
+    def _delivered(self, life: LifeTrack, line: dict[str, Any]) -> None:
+        life.delivered = (line["message"], line["peer"], line["attempt"], int(line["room"]))
+
+    def _changed_life(self, life: LifeTrack, line: dict[str, Any]) -> None:
+        ctx = self.ctx
+        ctx.disturbed_ms = max(ctx.disturbed_ms, line["t"])
+        ctx.broken_ms = max(ctx.broken_ms, line["t"])
+        self._look = True
+
+    def _hit(self, life: LifeTrack, line: dict[str, Any]) -> None:
+        if "message" in line:
             self.ctx.disturbed_ms = max(self.ctx.disturbed_ms, line["t"])
-            if event != "hit":
-                self.ctx.broken_ms = max(self.ctx.broken_ms, line["t"])
-                self._look = True
-            elif line["do"] != "duplicate":
+            if line["do"] != "duplicate":
                 self.ctx.losses.setdefault(int(line["room"]), []).append(line["t"])
-        elif event == "step" and line["action"] in ("stop", "partition"):
+
+    def _stepped(self, life: LifeTrack, line: dict[str, Any]) -> None:
+        if line["action"] in ("stop", "partition"):
             self._stands_still()
-        elif event == "started":
-            self._look = True
+
+    def _started(self, life: LifeTrack, line: dict[str, Any]) -> None:
+        self._look = True
 
     # ---------------------------------------------------------------- looking through the ports
 
@@ -177,8 +255,8 @@ class Monitor:
             if self._known.get(name) is not node:
                 self._known[name] = node
                 self._watch_transport(node)
-                self.ctx.births[name, str(node.manager.epoch)] = len(self.ctx.births) + 1
-                self._tell({"node": name, "epoch": str(node.manager.epoch), "event": "born"})
+                self.ctx.births[name, node.manager.log.epoch] = len(self.ctx.births) + 1
+                self._tell({"node": name, "epoch": node.manager.log.epoch, "event": "born"})
 
     def _tell(self, seen: dict[str, Any]) -> None:
         """What no line of the log says: a node is born, a registration is asked for."""
@@ -208,7 +286,7 @@ class Monitor:
             self._tell({"node": node.name, "event": "offer", "uuid": str(uuid), "room": room})
             record = node.manager.sender.rooms.get(room)
             attempt = str(record.attempt) if record is not None else "0"
-            made = Offer(node.name, str(node.manager.epoch), room, peer, packed, digest_of(packed), attempt)
+            made = Offer(node.name, node.manager.log.epoch, room, peer, packed, digest_of(packed), attempt)
             ctx.offers.setdefault(uuid, made)
             offer(peer, uuid, packed)
 

@@ -5,6 +5,7 @@ A checker that never meets the hard schedules proves nothing. Must never be a re
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from pdjax.core import transitions as t
@@ -53,40 +54,40 @@ class Sometimes:
         self.moments: dict[str, int] = {}
         self.rows: dict[int, int] = {}
         self._sent: dict[tuple[str, str, int, str], int] = {}
+        # Event of the table → what looks at its decisions.
+        self.looks: dict[str, Callable[[dict[str, Any], Track], None]] = {
+            name.removeprefix("_on_"): getattr(self, name) for name in _LOOKS
+        }
 
     def _met(self, name: str) -> None:
         self.moments[name] = self.moments.get(name, 0) + 1
 
-    def transition(self, line: dict[str, Any], track: Track, life: LifeTrack) -> None:
-        row, event = line["row"], line["event"]
+    def count_row(self, line: dict[str, Any], track: Track) -> None:
+        row = line["row"]
         if row >= 0:
             self.rows[row] = self.rows.get(row, 0) + 1
-        look = getattr(self, "_" + event, None)
-        if look is not None:
-            look(line, track)
 
-    def line(self, line: dict[str, Any], track: Track | None) -> None:
-        event = line["event"]
-        if event == "sent":
-            if line["message"] in ("done", "abort"):
-                key = (line["node"], line["epoch"], int(line["room"]), line["message"])
-                n = self._sent[key] = self._sent.get(key, 0) + 1
-                if n == SENT_ONCE + 1:
-                    self._met(f"{line['message']}_lost_and_repeated")
-        elif event == "evicted":
-            node = self.ctx.world.nodes.get(line.get("instance", ""))
-            if node is not None and node.manager.draining:
-                self._met("drained")
+    def sent(self, life: LifeTrack, line: dict[str, Any]) -> None:
+        if line["message"] in ("done", "abort"):
+            key = (line["node"], line["epoch"], int(line["room"]), line["message"])
+            n = self._sent[key] = self._sent.get(key, 0) + 1
+            if n == SENT_ONCE + 1:
+                self._met(f"{line['message']}_lost_and_repeated")
+
+    def evicted(self, life: LifeTrack, line: dict[str, Any]) -> None:
+        node = self.ctx.world.nodes.get(line.get("instance", ""))
+        if node is not None and node.manager.draining:
+            self._met("drained")
 
     # ---------------------------------------------------------------- events of the table
 
-    def _expire_lease(self, line: dict[str, Any], track: Track) -> None:
+    def _on_expire_lease(self, line: dict[str, Any], track: Track) -> None:
         if track.before == "Transferring" and track.uuid:
             pulls = (p for (_, uuid), p in self.ctx.pulls.items() if uuid == int(track.uuid))
             if any(p.done is None for p in pulls):
                 self._met("lease_expired_under_a_pull")
 
-    def _abort(self, line: dict[str, Any], track: Track) -> None:
+    def _on_abort(self, line: dict[str, Any], track: Track) -> None:
         if "free_limbo" in line["effects"] and track.seen.get("to_limbo"):
             self._met("limbo_freed_by_quiet")
         if track.before == "Transferring" and track.state == "Failed":
@@ -94,20 +95,20 @@ class Sometimes:
             if there is not None and there.stage in ("landed", "scattered"):
                 self._met("abort_raced_a_landing")
 
-    def _limbo_timer(self, line: dict[str, Any], track: Track) -> None:
+    def _on_limbo_timer(self, line: dict[str, Any], track: Track) -> None:
         self._met("limbo_freed_by_timer")
 
-    def _peer_reborn(self, line: dict[str, Any], track: Track) -> None:
+    def _on_peer_reborn(self, line: dict[str, Any], track: Track) -> None:
         if track.before in LETTER and line["from"] != "Absent":
             self._met(f"reborn_in_{LETTER[line['from']]}")
         if "free_limbo" in line["effects"] and track.seen.get("to_limbo"):
             self._met("limbo_freed_by_rebirth")
 
-    def _done(self, line: dict[str, Any], track: Track) -> None:
+    def _on_done(self, line: dict[str, Any], track: Track) -> None:
         if "count_late_done" in line["effects"]:
             self._met("late_done")
 
-    def _pull_settled(self, line: dict[str, Any], track: Track) -> None:
+    def _on_pull_settled(self, line: dict[str, Any], track: Track) -> None:
         node = self.ctx.node(track.node, track.epoch)
         if node is not None and "servers_replaced" in node.manager.counters.counts:
             timeout_ms = node.manager.settings.graveyard_timeout_s * 1000
@@ -116,21 +117,21 @@ class Sometimes:
                 return
         self._met("pull_settled_after_the_end")
 
-    def _start(self, line: dict[str, Any], track: Track) -> None:
+    def _on_start(self, line: dict[str, Any], track: Track) -> None:
         if line["to"] == "WaitingForInput":
             self._met("start_waited_for_an_answer")
         elif track.ready_ms >= 0 and line["t"] - track.ready_ms > 1.0:
             self._met("page_queue_waited")
 
-    def _ready(self, line: dict[str, Any], track: Track) -> None:
+    def _on_ready(self, line: dict[str, Any], track: Track) -> None:
         if "note_ready" in line["effects"]:
             track.ready_ms = line["t"]
 
-    def _admit(self, line: dict[str, Any], track: Track) -> None:
+    def _on_admit(self, line: dict[str, Any], track: Track) -> None:
         if line["to"] == "Bootstrapping":
             self._met("budget_refused_the_head")
 
-    def _leg(self, line: dict[str, Any], track: Track) -> None:
+    def _on_leg(self, line: dict[str, Any], track: Track) -> None:
         if "bind_early" in line["effects"]:
             self._met("early_hello_used")
         elif "answer_refused" in line["effects"] and track.role == "sender":
@@ -138,24 +139,24 @@ class Sometimes:
         elif "answer_duplicate" in line["effects"]:
             self._met("second_leg_refused")
 
-    def _kv_ready(self, line: dict[str, Any], track: Track) -> None:
+    def _on_kv_ready(self, line: dict[str, Any], track: Track) -> None:
         if "register" not in line["effects"] and line["to"] == "Transferring":
             self._met("unbound_at_kv_ready")
 
-    def _notice_timer(self, line: dict[str, Any], track: Track) -> None:
+    def _on_notice_timer(self, line: dict[str, Any], track: Track) -> None:
         if track.ended_ms and line["t"] - track.ended_ms > self.ctx.settings(track.node).notice_life_s * 1000:
             node = self.ctx.node(track.node, track.epoch)
             record = node.manager.rooms.get(track.room) if node is not None else None
             if record is not None and not record.notices:
                 self._met("notice_ended_by_its_life")
 
-    def _refused(self, line: dict[str, Any], track: Track) -> None:
+    def _on_refused(self, line: dict[str, Any], track: Track) -> None:
         self._met("peer_refused")
 
-    def _peer_silence(self, line: dict[str, Any], track: Track) -> None:
+    def _on_peer_silence(self, line: dict[str, Any], track: Track) -> None:
         self._met("peer_silent")
 
-    def _peer_failed(self, line: dict[str, Any], track: Track) -> None:
+    def _on_peer_failed(self, line: dict[str, Any], track: Track) -> None:
         node = self.ctx.node(track.node, track.epoch)
         record = node.manager.receiver.rooms.get(track.room) if node is not None else None
         if record is not None and record.manifest is not None:
@@ -163,11 +164,14 @@ class Sometimes:
             if pull is not None and pull.late:
                 self._met("pull_after_withdraw")
 
-    def _hello(self, line: dict[str, Any], track: Track) -> None:
+    def _on_hello(self, line: dict[str, Any], track: Track) -> None:
         if line.get("reason") == "superseded" and line["from"] not in ENDED:
             self._met("superseded")
         elif line.get("kind") == "stale" and line["from"] != "Absent":
             self._met("hello_of_an_older_attempt")
 
-    def _abort_local(self, line: dict[str, Any], track: Track) -> None:
+    def _on_abort_local(self, line: dict[str, Any], track: Track) -> None:
         self._met("client_abort")
+
+
+_LOOKS = tuple(name for name in vars(Sometimes) if name.startswith("_on_"))

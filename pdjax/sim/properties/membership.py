@@ -1,0 +1,115 @@
+"""Liveness: who lives is listed, who leaves is not, and no fault leaves a penalty (V6, V8, V12 of protocol §10).
+
+A bound that holds only while messages get through is excused by a fault in its window (``ctx.disturbed_ms``); the
+bounds that must hold in any case are not. Time that a process spent stopped is added to its deadlines. Must never
+excuse what no fault of the run explains.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pdjax.sim.properties.base import SLACK_MS, STEP_MS, Context, Decision, Property, Track
+
+
+def listed(ctx: Context, name: str, epoch: str) -> bool:
+    """A look-up made now would find this life. Reads the table without sweeping it."""
+    registry = ctx.world.net.registry
+    if registry is None:
+        return False
+    return any(
+        key.instance_id == name
+        and str(held.seat.epoch) == epoch
+        and ctx.now / 1000 - held.heard <= registry.ttl_s + SLACK_MS / 1000
+        for key, held in registry._held.items()
+    )
+
+
+class V6(Property):
+    name = "V6"
+    sentence = "a living instance is listed, a dead or replaced one leaves"
+    bound = "T_m = TTL + heartbeat + R"
+    hears = ("born",)
+
+    def on_line(self, line: dict[str, Any], track: Track | None) -> None:
+        name, epoch = line["node"], line["epoch"]
+
+        def check() -> None:
+            node = self.ctx.node(name, epoch)
+            bound_ms = self._bound_ms(name)
+            if any(n == name and int(e) > int(epoch) for n, e in self.ctx.births):
+                bound_ms *= 2  # its clock went back before it started (docs/decisions/0006)
+            if node is None or node.manager.draining:
+                return
+            calm = self.ctx.now - max(self.ctx.disturbed_ms, line["t"]) >= bound_ms
+            if not calm or self.ctx.world.net.registry is None or self.ctx.stopped(name):
+                self.ctx.at(self.ctx.now + bound_ms, check)
+            elif not listed(self.ctx, name, epoch):
+                self.breach(f"{name} lives and is not listed")
+
+        self.ctx.at(line["t"] + self._bound_ms(name), check)
+
+    def _bound_ms(self, name: str) -> float:
+        s = self.ctx.settings(name)
+        return float(s.heartbeat_ttl_s + s.heartbeat_interval_s + s.answer_bound_s) * 1000
+
+    def at_end(self) -> None:
+        if self.ctx.world.net.registry is None:
+            return
+        for node in self.ctx.nodes():
+            calm = self.ctx.now - self.ctx.disturbed_ms >= self._bound_ms(node.name)
+            if (
+                calm
+                and not node.manager.draining
+                and not listed(self.ctx, node.name, str(node.manager.epoch))
+            ):
+                self.breach(f"{node.name} lives and is not listed at the end")
+
+
+class V8(Property):
+    name = "V8"
+    sentence = "a transient fault leaves no permanent penalty: healed, every pair serves again"
+    bound = "the first request after the healing"
+    hears = ("finished",)
+
+    def on_line(self, line: dict[str, Any], track: Track | None) -> None:
+        if str(line.get("rid", "")).startswith("probe-") and line.get("outcome") != "ok":
+            self.breach(
+                f"{line['rid']}: {line.get('outcome')} ({line.get('reason')}) after everything was healed",
+                line,
+            )
+
+
+class V12(Property):
+    name = "V12"
+    sentence = "after drain nothing is accepted, what runs ends, and the registration is removed"
+    bound = "T_drain = request"
+    hears = ("transition",)
+    sampled = True
+
+    @staticmethod
+    def wants(d: Decision) -> bool:
+        return d.event == "leg" and d.opens
+
+    def __init__(self, ctx: Context) -> None:
+        super().__init__(ctx)
+        self.since: dict[tuple[str, str], float] = {}
+
+    def on_line(self, line: dict[str, Any], track: Track | None) -> None:
+        node = self.ctx.node(line["node"], line["epoch"])
+        if node is not None and node.manager.draining:
+            self.breach(f"{track}: accepted while draining", line)
+
+    def on_sample(self) -> None:
+        for node in self.ctx.up:
+            if not node.manager.draining:
+                continue
+            key = (node.name, str(node.manager.epoch))
+            since = self.since.setdefault(key, self.ctx.now)
+            if self.ctx.stopped(node.name):
+                self.since[key] = self.ctx.now
+            elif self.ctx.now - since > node.manager.settings.request_timeout_s * 1000 + STEP_MS:
+                if node.manager.n_live:
+                    self.breach(f"{node.name}: {node.manager.n_live} rooms live after the drain")
+                elif listed(self.ctx, *key) and self.ctx.now - self.ctx.disturbed_ms > STEP_MS:
+                    self.breach(f"{node.name}: still listed after the drain")

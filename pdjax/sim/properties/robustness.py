@@ -1,0 +1,80 @@
+"""Safety: nobody is stopped or made to remember without bound by what others send (S11, S12 of protocol §10).
+
+Must never be derived from the table: the rules are written a second time.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pdjax.sim.properties.base import Property, Track
+
+STORM_MS, STORM_MESSAGES = 100.0, 60  # docs/decisions/0002, 0004: two sides that answer each other for ever
+
+
+class S11(Property):
+    name = "S11"
+    sentence = "no request, message or peer stops a thread, a scheduler, or another request"
+    hears = ("effect_failed", "finished", "step")
+
+    def __init__(self, ctx: Any) -> None:
+        super().__init__(ctx)
+        self.injected = False  # some work was told to raise
+
+    def on_line(self, line: dict[str, Any], track: Track | None) -> None:
+        if line["event"] == "step":
+            self.injected |= line["action"] == "error"
+            return
+        if line["event"] == "finished":
+            if line.get("reason") == "engine_error" and not self.injected:
+                self.breach(f"request {line['rid']}: a server failed by itself", line)
+            return
+        if "injected" not in str(line.get("detail", "")):
+            self.breach(f"{line['node']}: {line.get('effect')} failed: {line.get('detail')}", line)
+
+    def at_end(self) -> None:
+        for node in self.ctx.nodes():
+            n = node.scheduler.counts["engine_errors"]
+            if n and not self.injected:
+                self.breach(f"{node.name}: its scheduler met {n} errors that nobody injected")
+
+
+class S12(Property):
+    name = "S12"
+    sentence = "what peers can make a process remember is bounded, and nothing is allocated for an unknown id"
+    bound = (
+        "records ≤ legs accepted and not forgotten; early entries, peers ≤ their settings; "
+        "60 messages about one room in 100 ms"
+    )
+    hears = ("leg", "leg_bad", "leg_refused", "sent")
+    instants = True
+
+    def __init__(self, ctx: Any) -> None:
+        super().__init__(ctx)
+        self.sent: dict[tuple[str, int], tuple[float, int]] = {}
+
+    def on_line(self, line: dict[str, Any], track: Track | None) -> None:
+        if line["event"] == "sent":
+            key = (line["node"], int(line["room"]))
+            since, n = self.sent.get(key, (line["t"], 0))
+            if line["t"] - since > STORM_MS:
+                since, n = line["t"], 0
+            self.sent[key] = since, n + 1
+            if n + 1 == STORM_MESSAGES + 1:
+                self.breach(f"room {key[1]}: {key[0]} sends more than {n} messages in {STORM_MS:g} ms", line)
+            return
+        if line["from"] == "Absent" and line["to"] != "Absent":
+            self.ctx.lives[line["node"], line["epoch"]].legs += 1
+
+    def on_instant(self) -> None:
+        for (name, epoch), life in self.ctx.dirty.items():
+            node = self.ctx.node(name, epoch)
+            if node is None:
+                continue
+            manager, settings, side = node.manager, node.manager.settings, node.manager.sender
+            if len(manager.rooms) > life.legs:
+                self.breach(f"{name}: {len(manager.rooms)} records for {life.legs} legs")
+            if side.n_early > settings.max_early or side.n_early != sum(map(len, side.early.values())):
+                self.breach(f"{name}: {side.n_early} early entries counted, {len(side.early)} rooms of them")
+            if len(manager.peers.links) > settings.max_peers:
+                self.breach(f"{name}: {len(manager.peers.links)} peers remembered")
