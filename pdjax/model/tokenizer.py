@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from tokenizers import Tokenizer as HFTokenizer
 
 from pdjax.core.errors import ConfigError
 from pdjax.model.config import read_config, read_json
+from pdjax.model.grammar import JsonGrammar, JsonGrammars
 
 REPLACEMENT = "�"  # what a decoder writes for bytes that are no character (yet)
 
@@ -47,6 +49,7 @@ class Tokenizer:
                 "tokenizer and weights do not belong together"
             )
         self.eos_ids = self._eos(directory, settings)
+        self._grammars = JsonGrammars(self._hf.to_str, self.vocab_size, self.eos_ids)
         self._special = {
             name: _token_text(settings[name]) for name in ("bos_token", "eos_token") if settings.get(name)
         }
@@ -56,9 +59,9 @@ class Tokenizer:
         """Tokens of a raw prompt, with whatever the tokenizer itself puts around a text (often nothing)."""
         return list(self._hf.encode(text).ids)
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """Text of the tokens, special ones left out."""
-        return str(self._hf.decode(list(ids), skip_special_tokens=True))
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Text of the tokens, special ones left out unless they are asked for."""
+        return str(self._hf.decode(list(ids), skip_special_tokens=skip_special_tokens))
 
     def render_chat(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> str:
         """The prompt text of a conversation, ready for the assistant's turn. Raises ChatError.
@@ -81,8 +84,12 @@ class Tokenizer:
         """The first id that is no token of the model, or None. An id out of range would read a foreign embedding."""
         return next((i for i in ids if not 0 <= i < self.vocab_size), None)
 
-    def detokenizer(self) -> Detokenizer:
-        return Detokenizer(self)
+    def detokenizer(self, skip_special_tokens: bool = True) -> Detokenizer:
+        return Detokenizer(self, skip_special_tokens)
+
+    def json_grammar(self, schema: str) -> JsonGrammar:
+        """What a text that follows the JSON schema may look like, token by token. Raises grammar.GrammarError."""
+        return self._grammars.compile(schema)
 
     def _eos(self, directory: Path, settings: dict[str, Any]) -> frozenset[int]:
         """From generation_config.json, else config.json, else the eos token of tokenizer_config.json."""
@@ -97,8 +104,8 @@ class Tokenizer:
 class Detokenizer:
     """Text of one growing token sequence, in pieces that join to exactly ``decode`` of the whole."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._decode = tokenizer.decode
+    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True) -> None:
+        self._decode = partial(tokenizer.decode, skip_special_tokens=skip_special_tokens)
         self._window: list[int] = []  # tokens whose text may still change, after context for the decoder
         self._emitted = 0  # characters of the window's text that are out
 

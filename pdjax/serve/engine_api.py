@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Protocol
 
-from pdjax.sched.request import Request
+from pdjax.sched.request import Grammar, Request
 from pdjax.serve.numbers import Numbers
 
 Role = Literal["null", "prefill", "decode"]
@@ -28,12 +28,15 @@ class Tokenizer(Protocol):
 
     def encode(self, text: str) -> list[int]: ...
 
-    def decode(self, ids: Sequence[int]) -> str: ...
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """Tokens of a conversation, ready for the assistant's turn. Raises ValueError when the template refuses."""
 
-    def detokenizer(self) -> Detokenizer: ...
+    def detokenizer(self, skip_special_tokens: bool = True) -> Detokenizer: ...
+
+    def json_grammar(self, schema: str) -> Grammar:
+        """For one request. Raises ValueError with a message for the client, also when no library is installed."""
 
 
 class Engine(Protocol):

@@ -24,7 +24,10 @@ class ByteTokenizer:
     def encode(self, text):
         return list(text.encode())
 
-    def decode(self, ids):
+    def decode(self, ids, skip_special_tokens=True):
+        if not skip_special_tokens and EOS in ids:
+            at = ids.index(EOS)
+            return self.decode(ids[:at]) + "<eos>" + self.decode(ids[at + 1 :], False)
         return bytes(i for i in ids if i < EOS).decode(errors="replace")
 
     def encode_chat(self, messages):
@@ -32,8 +35,13 @@ class ByteTokenizer:
             raise ValueError("the chat template refuses the messages: nobody")
         return self.encode("".join(f"<{m['role']}>{m['content']}" for m in messages))
 
-    def detokenizer(self):
-        return Detokenizer(self)
+    def detokenizer(self, skip_special_tokens=True):
+        return Detokenizer(self, skip_special_tokens)
+
+    def json_grammar(self, schema):
+        if "wrong" in schema:
+            raise ValueError("cannot be followed: wrong")
+        return schema
 
 
 def text_outputs(text, finish="stop", step=1):

@@ -1,0 +1,100 @@
+"""Texts that must follow a JSON schema, through llguidance (the extra "grammar").
+
+A matcher says which tokens may come next and moves with every token. Must never be shared between two requests, and
+never be needed by a server whose clients send no schema: the library is imported at the first one.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+MAX_COMPILED = 64  # schemas kept compiled, the least recently used one goes
+# Between any two parts of the text: small models write spaces without end where it is allowed.
+WHITESPACE = r"[ \n\t]{0,8}"
+
+
+class GrammarError(ValueError):
+    """The schema cannot be followed, or nothing is installed that could: the message is for the client (400)."""
+
+
+class JsonGrammar:
+    """sched.request.Grammar over one llguidance matcher, of a vocabulary that fits in n_words."""
+
+    def __init__(self, matcher: Any, n_words: int) -> None:
+        self._matcher = matcher
+        self._n_words = n_words
+
+    @property
+    def complete(self) -> bool:
+        return bool(self._matcher.is_stopped())
+
+    def allowed(self) -> np.ndarray:
+        words = np.frombuffer(self._matcher.compute_bitmask(), np.uint32)[: self._n_words]  # it adds one
+        if self._matcher.is_error():
+            raise ValueError(f"the grammar cannot go on: {_first_line(self._matcher)}")
+        return words
+
+    def accept(self, token: int) -> None:
+        if not self._matcher.consume_token(token):
+            raise ValueError(f"the grammar does not allow this token: {_first_line(self._matcher)}")
+
+
+class JsonGrammars:
+    """Compiles schemas for one tokenizer. From any thread.
+
+    tokenizer_json: the content of tokenizer.json, read when the first schema comes. vocab_size: of the model's logits.
+    """
+
+    def __init__(self, tokenizer_json: Callable[[], str], vocab_size: int, eos_ids: frozenset[int]) -> None:
+        self._tokenizer_json = tokenizer_json
+        self._vocab_size = vocab_size
+        self._eos_ids = eos_ids
+        self._tokenizer: Any = None
+        self._compiled: OrderedDict[str, Any] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def compile(self, schema: str) -> JsonGrammar:
+        """A fresh grammar for one request. schema: a JSON schema as text. Raises GrammarError."""
+        with self._lock:
+            matcher = self._compiled.get(schema)
+            if matcher is None:
+                matcher = self._compiled[schema] = self._build(schema)
+                if len(self._compiled) > MAX_COMPILED:
+                    self._compiled.popitem(last=False)
+            self._compiled.move_to_end(schema)
+            return JsonGrammar(matcher.deep_copy(), -(-self._vocab_size // 32))
+
+    def _build(self, schema: str) -> Any:
+        try:
+            import llguidance
+        except ImportError:
+            raise GrammarError(
+                "this server cannot follow a schema: install it with the extra, pdjax[grammar]"
+            ) from None
+        if self._tokenizer is None:
+            self._tokenizer = llguidance.LLTokenizer(
+                self._tokenizer_json(), n_vocab=self._vocab_size, eos_token=sorted(self._eos_ids)
+            )
+        try:
+            is_object = isinstance(json.loads(schema), dict)
+        except (ValueError, RecursionError) as error:
+            raise GrammarError(f"is no JSON: {error}") from None
+        if not is_object:
+            raise GrammarError("must be an object: a JSON schema")
+        options: Any = {"whitespace_pattern": WHITESPACE}
+        grammar = llguidance.LLMatcher.grammar_from_json_schema(schema, overrides=options)
+        matcher = llguidance.LLMatcher(self._tokenizer, grammar, log_level=0)
+        if matcher.is_error():
+            raise GrammarError(f"cannot be followed: {_first_line(matcher)}")
+        return matcher
+
+
+def _first_line(matcher: Any) -> str:
+    """What went wrong. The lines after it hold the text so far: never for a log."""
+    return str(matcher.get_error()).split("\n")[0]
