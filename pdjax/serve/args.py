@@ -189,3 +189,47 @@ _LEAST = {
     "max_queue": 1,
     "chunked_prefill_size": 1,
 }
+
+
+@dataclass(frozen=True)
+class BootstrapArgs:
+    """``pdjax bootstrap``. ``check()`` before use."""
+
+    host: str = arg("host", "address to listen on", "127.0.0.1")
+    port: int = arg("port", "port; 0 lets the kernel choose", DEFAULT_PORT)
+    heartbeat_ttl_s: float = arg(
+        "disaggregation-bootstrap-heartbeat-ttl",
+        "seconds of silence after which a seat is empty",
+        PDSettings().heartbeat_ttl_s,
+    )
+
+    def check(self) -> None:
+        """Raises ConfigError."""
+        if not 0 <= self.port <= 65535:
+            raise ConfigError(f"--port {self.port}: must be in [0, 65535]")
+        if not self.heartbeat_ttl_s > 0:
+            raise ConfigError(
+                f"--disaggregation-bootstrap-heartbeat-ttl {self.heartbeat_ttl_s:g}: must be a positive number of seconds"
+            )
+
+
+@dataclass(frozen=True)
+class UpArgs:
+    """``pdjax up``; further options go to every ``pdjax serve``."""
+
+    model: str = arg("model", "as for serve")
+    prefill: int = arg("prefill", "number of prefill instances", 1)
+    decode: int = arg("decode", "number of decode instances", 1)
+    plain: int = arg("plain", "number of servers without PD", 0)
+    router: str = arg("router", "rust, mini or none", "rust")
+    host: str = arg("host", "address that everything listens on", "127.0.0.1")
+    prefill_chips: str = arg("prefill-chips", "TPU_VISIBLE_CHIPS, one entry an instance: 0,1;2,3", "")
+    decode_chips: str = arg("decode-chips", "the same for decode instances", "")
+    as_json: bool = arg("json", "print the addresses as one JSON object", False)
+
+
+@dataclass(frozen=True)
+class ShowArgs:
+    """``pdjax config show``, beside the flags of serve."""
+
+    as_json: bool = arg("json", "one JSON object: flag → value and origin", False)

@@ -12,14 +12,17 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import httpx
 
 from pdjax.core.errors import ConfigError
+from pdjax.serve.args import UpArgs
 from pdjax.serve.children import Child, ChildError, end_all
+from pdjax.serve.config_file import Setting
+from pdjax.serve.options import options_of, variable
 from pdjax.serve.router import check_kind, free_ports, router_command, router_environ, router_serves
 
 START_TIMEOUT_S = 900.0  # reading a model and compiling on a small machine
@@ -34,11 +37,11 @@ class Plan:
     """What to start. extra: further options for every ``pdjax serve``; chips: TPU_VISIBLE_CHIPS of each instance."""
 
     model: str
-    prefill: int = 1
-    decode: int = 1
-    plain: int = 0
-    router: str = "rust"
-    host: str = "127.0.0.1"
+    prefill: int = UpArgs.prefill
+    decode: int = UpArgs.decode
+    plain: int = UpArgs.plain
+    router: str = UpArgs.router
+    host: str = UpArgs.host
     prefill_chips: tuple[str, ...] = ()
     decode_chips: tuple[str, ...] = ()
     extra: tuple[str, ...] = ()
@@ -46,6 +49,9 @@ class Plan:
     def check(self) -> None:
         """Raises ConfigError."""
         check_kind(self.router)
+        for flag, count in (("prefill", self.prefill), ("decode", self.decode), ("plain", self.plain)):
+            if count < 0:
+                raise ConfigError(f"--{flag} {count}: must be at least 0")
         if self.prefill + self.decode + self.plain == 0:
             raise ConfigError("nothing to start: give --prefill and --decode")
         if self.router != "none" and not (self.prefill and self.decode):
@@ -56,6 +62,30 @@ class Plan:
         ):
             if chips and len(chips) != count:
                 raise ConfigError(f"--{flag} names chips for {len(chips)} instances, there are {count}")
+
+
+# What up decides for each of its children; nothing that the parent was given may speak for them.
+OURS = (
+    *("host", "port", "instance-id", "with-bootstrap", "config"),
+    *("disaggregation-mode", "disaggregation-bootstrap-host", "disaggregation-bootstrap-port"),
+)
+
+
+def from_file(settings: Mapping[str, Setting], environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
+    """Options for every ``pdjax serve`` from up's own file, less those that the environment sets. Raises ConfigError."""
+    out: list[str] = []
+    for flag, one in settings.items():
+        if flag in options_of(((UpArgs, ""),)) or environ.get(variable(flag)):
+            continue
+        if flag in OURS:
+            raise ConfigError(
+                f"{flag} in line {one.line} of the file of --config: pdjax up chooses it itself; drop it"
+            )
+        if isinstance(one.value, bool):
+            out.append(f"--{flag}" if one.value else f"--no-{flag}")
+        else:
+            out += [f"--{flag}", str(one.value)]
+    return tuple(out)
 
 
 def _has_told(child: Child) -> bool:
@@ -127,7 +157,8 @@ class Fleet:
         return nodes
 
     def _spawn(self, name: str, command: Sequence[str], **environ: str) -> Child:
-        full = {**router_environ(self.plan.host, dict(os.environ)), "PYTHONUNBUFFERED": "1", **environ}
+        inherited = {k: v for k, v in os.environ.items() if k not in {variable(flag) for flag in OURS}}
+        full = {**router_environ(self.plan.host, inherited), "PYTHONUNBUFFERED": "1", **environ}
         child = Child(name, command, full, self._forward)
         self.children.append(child)
         return child
