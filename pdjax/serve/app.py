@@ -19,7 +19,7 @@ from pdjax.serve.answer import HttpLimits, JsonAnswer, Plan, answer, error_answe
 from pdjax.serve.calls import Desk
 from pdjax.serve.engine_api import Engine
 from pdjax.serve.errors import ApiError, bad
-from pdjax.serve.log import JsonLog
+from pdjax.serve.log import ServerLog
 from pdjax.serve.metrics import Exposition
 from pdjax.serve.openai_api import parse_chat, parse_completion
 from pdjax.serve.params import boolean
@@ -34,10 +34,10 @@ PARSERS = {
 }
 
 
-def build_app(engine: Engine, limits: HttpLimits | None = None, log: JsonLog | None = None) -> FastAPI:
+def build_app(engine: Engine, limits: HttpLimits | None = None, log: ServerLog | None = None) -> FastAPI:
     """The application; ``app.state.desk`` counts its calls. Serve it with ``engine.bootstrap.httpd``."""
     limits = limits or HttpLimits()
-    desk = Desk(engine, log or JsonLog())
+    desk = Desk(engine, log or ServerLog())
     app = FastAPI(title="pdjax", docs_url=None, redoc_url=None, openapi_url=None)
     app.state.desk = desk
     _add_generation(app, desk, limits)

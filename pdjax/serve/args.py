@@ -17,6 +17,7 @@ from pdjax.core.errors import ConfigError
 from pdjax.core.settings import PDSettings
 from pdjax.engine.bootstrap.registry import DEFAULT_PORT
 from pdjax.engine.kernels.checksum import VERIFY_MODES
+from pdjax.serve.log import FORMATS, LEVELS
 
 WILDCARDS = ("0.0.0.0", "::", "")
 MAX_ID_CHARS = 100  # of an instance, in every frame (core.wire.Short) and in the routing id of its socket
@@ -49,6 +50,12 @@ class ServeArgs:
     chunked_prefill_size: int = arg("chunked-prefill-size", "prompt tokens computed in one step", 512)
     dtype: Literal["auto", "float32", "bfloat16"] = arg(
         "dtype", "of weights and KV", "auto", ("auto", "float32", "bfloat16")
+    )
+    log_format: Literal["json", "text"] = arg(
+        "log-format", "of the server's log on standard error", "json", FORMATS
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = arg(
+        "log-level", "the least that is logged", "info", LEVELS
     )
     instance_id: str = arg(
         "instance-id", "name of this seat, the same in each of its lives (empty: from role and address)", ""

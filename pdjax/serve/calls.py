@@ -21,7 +21,7 @@ from pdjax.core.errors import PDError
 from pdjax.sched.request import Failure, Finish, Output, Request, SamplingParams
 from pdjax.serve.engine_api import Detokenizer, Engine
 from pdjax.serve.errors import ApiError, from_failure, from_pd
-from pdjax.serve.log import JsonLog
+from pdjax.serve.log import ServerLog
 from pdjax.serve.params import Bootstrap
 from pdjax.serve.phases import phase_seconds
 from pdjax.serve.request_stats import RequestStats
@@ -81,7 +81,7 @@ class Disconnected(Exception):
 class Desk:
     """All live calls of one server. Everything but the sinks runs on the event loop."""
 
-    def __init__(self, engine: Engine, log: JsonLog) -> None:
+    def __init__(self, engine: Engine, log: ServerLog) -> None:
         self.engine = engine
         self.log = log
         self.counters: Counter[str] = Counter()

@@ -16,7 +16,7 @@ from pdjax.engine.bootstrap.server import HTTPBootstrapServer
 from pdjax.engine.jax_transfer.process import leave, prepare_process
 from pdjax.serve.app import build_app
 from pdjax.serve.args import ServeArgs
-from pdjax.serve.log import JsonLog
+from pdjax.serve.log import ServerLog, take_over
 from pdjax.serve.node import Node, load
 from pdjax.serve.ready import print_ready
 
@@ -28,6 +28,8 @@ LOADED_POLL_S = 0.2
 def run_server(args: ServeArgs) -> int:
     """The process of ``pdjax serve``: returns never, or raises ConfigError before it serves."""
     args.check()
+    server_log = ServerLog(form=args.log_format, level=args.log_level)
+    take_over(server_log)
     prepare_process()
     sock = bind(args.host, args.port)
     bootstrap = None
@@ -44,9 +46,10 @@ def run_server(args: ServeArgs) -> int:
     while not node.loaded(LOADED_POLL_S):
         if done.is_set():  # asked to end while it compiles: nobody knows us yet
             leave(0)
-    http = HttpThread(build_app(node, log=JsonLog()), sock, "http")
+    http = HttpThread(build_app(node, log=server_log), sock, "http")
     http.start()
     node.announce()
+    server_log.event("ready", url=url, role=node.role, instance_id=node.instance_id, epoch=str(node.epoch))
     print_ready(
         url=url,
         role=node.role,
@@ -61,6 +64,7 @@ def run_server(args: ServeArgs) -> int:
         if dead is not None:  # nobody would end the requests that wait here (V1): leave, and be started again
             log.error("this process ends: %s", dead)
             break
+    server_log.event("draining", instance_id=node.instance_id, reason="signal" if done.is_set() else "failed")
     node.drain()
     http.stop()
     node.stop()

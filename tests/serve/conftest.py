@@ -7,7 +7,7 @@ from serve_fakes import FakeEngine
 from pdjax.engine.bootstrap.httpd import HttpThread, bind
 from pdjax.serve.answer import HttpLimits
 from pdjax.serve.app import build_app
-from pdjax.serve.log import JsonLog
+from pdjax.serve.log import ServerLog
 
 
 class Served:
@@ -16,7 +16,7 @@ class Served:
     def __init__(self, limits=None, **engine):
         self.engine = FakeEngine(**engine)
         self.log_text = io.StringIO()
-        app = build_app(self.engine, limits or HttpLimits(), JsonLog(self.log_text))
+        app = build_app(self.engine, limits or HttpLimits(), ServerLog(self.log_text))
         self.desk = app.state.desk
         self._thread = HttpThread(app, bind("127.0.0.1", 0), "test-http")
         self._thread.start()

@@ -1,12 +1,10 @@
 """Endpoints that routers and operators call, on both roles (facts/router §0.1, §1)."""
 
-import json
 import socket
 
 import pytest
 
 from pdjax.sched.request import PhaseTimes
-from pdjax.serve.log import JsonLog
 from pdjax.serve.phases import phase_seconds
 
 
@@ -78,18 +76,6 @@ def test_the_http2_probe_of_a_router_gets_an_answer_and_the_server_lives(shared,
 def test_unknown_paths_and_methods_do_not_reach_the_engine(shared):
     assert shared().http.get("/nothing").status_code == 404
     assert shared().http.get("/generate").status_code == 405
-
-
-def test_an_undeclared_log_field_is_refused():
-    with pytest.raises(ValueError, match="prompt"):
-        JsonLog().event("accepted", prompt="secret")
-
-
-def test_a_log_line_is_one_json_object(capsys):
-    JsonLog().event("ready", url="http://x", message="two\nlines", peer=None)
-    (line,) = capsys.readouterr().err.splitlines()
-    body = json.loads(line)
-    assert body["message"] == "two\nlines" and "peer" not in body and body["event"] == "ready"
 
 
 def test_phases_of_a_plain_server():
