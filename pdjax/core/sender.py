@@ -163,7 +163,7 @@ class SenderRoom(Room):
         return self.side.remember_early(ev, now)
 
     def _do_forget_early(self, ev: Event, now: float) -> None:
-        self.side.forget_early(self.room, None if ev.name == "leg" else now)
+        self.side.forget_early(self.room, now if ev.name == "early_timer" else None)
 
     def _do_bind(self, ev: Event, now: float) -> list[Effect]:
         assert ev.msg is not None

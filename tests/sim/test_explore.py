@@ -118,6 +118,13 @@ MUTANTS: list[tuple[str, str, list[t.Row], Config]] = [
     ("D never tells its client", "V1", strip("engine_stop", d("W", "failed")), LEAN),
     ("no timer ends a room of P", "V1", strip("arm_request", p("N", "leg")), LEAN),
     ("a late settlement is not noticed", "V2", strip("notice_quiet", d("F", "pull_settled")), LEAN),
+    ("an early hello outlives its leg", "S12", strip("forget_early", p("N", "leg")), CALM),
+    ("what came early is never forgotten", "S12", strip("forget_early", p("N", "early_timer")),
+        LEAN.but(asks=(Ask(p_leg=False),), lose=True)),
+    ("limbo for nobody", "S1", without(lambda r: p("T", "abort_local")(r) and "!bound" in r.when), LEAN),
+    ("done is not answered", "V7", strip("say_done_ack", p("T", "done")), CALM),
+    ("no timer for a P that never comes", "V10", strip("arm_bootstrap", d("N", "leg")), LEAN),
+    ("a lease that ends nothing", "V10", changed(p("B", "expire_lease"), to="=", effects=()), LEAN),
     ("P's end is not pushed", "V7", strip("say_failed", p("W", "abort_local")), CALM),
 ]  # fmt: skip
 

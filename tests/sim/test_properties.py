@@ -9,7 +9,7 @@ from quick_settings import QUICK as SHORT
 
 from pdjax.core import transitions as t
 from pdjax.core.identity import Minter
-from pdjax.core.receiver import ReceiverRoom
+from pdjax.core.receiver import ReceiverRoom, ReceiverSide
 from pdjax.core.room import Room
 from pdjax.core.sender import Budget, SenderRoom, SenderSide
 from pdjax.engine.bootstrap.registry import Registry
@@ -328,6 +328,10 @@ def forgets_to_count(old):
     return forget
 
 
+def without_timer(old):
+    return lambda self, ev, now: old(self, ev, now)[1:]
+
+
 def last_first(old):
     def head(self):
         if self.name != "page_queue" or not len(self):
@@ -366,6 +370,9 @@ BREAKS = [
     ),
     ("S11", "a port raises", lambda: attribute(SimTransport, "offer", raising_once), plain),
     ("S12", "early entries are not counted", lambda: attribute(SenderSide, "forget_early", forgets_to_count), d_first),
+    ("S12", "a tombstone for ever", lambda: without("bury", t.SENDER), plain),
+    ("S12", "what came early has no timer", lambda: attribute(SenderSide, "remember_early", without_timer), d_first),
+    ("S12", "an early hello outlives its leg", lambda: without("forget_early", t.SENDER, "leg"), d_first),
     ("S13", "done before scatter", lambda: mistake("done before scatter"), lands_during_a_step),
     ("S15", "the peer's clock", lambda: mistake("a deadline of the peer's clock"), plain),
     (
@@ -387,12 +394,14 @@ BREAKS = [
     ("V1", "no timers", lambda: _no_timers(), d_alone),
     ("V2", "limbo without a timer", lambda: mistake("limbo without a timer"), hanging_pull),
     ("V2", "no withdraw", lambda: effect(SenderRoom, "withdraw", nothing), hanging_pull),
+    ("V2", "work goes on for an ended room", lambda: without("engine_stop", t.RECEIVER, "failed"), lambda: aborted_p()),
     ("V3", "timers do not fire", lambda: attribute(Driver, "_fire_timers", nothing), lambda: plain(limit_s=1.0)),
     ("V4", "pages at intake", lambda: mistake("pages at intake"), d_alone),
     ("V5", "the inbox is not read", lambda: attribute(Driver, "turn", _inbox_unread), lambda: plain(limit_s=1.0)),
     ("V6", "no heartbeat", lambda: attribute(SimRegistryClient, "_next", nothing), plain),
     ("V7", "no abort", lambda: without("notice_abort", t.RECEIVER), aborted_pull),
     ("V7", "no failed", lambda: without("say_failed", t.SENDER), lambda: aborted_p()),
+    ("V7", "done is not answered", lambda: without("say_done_ack", t.SENDER), plain),
     ("V8", "a peer is out for ever", lambda: attribute(_link(), "judge", _deaf_after_rebirth), restarted_p),
     ("V9", "last come, first served", lambda: attribute(Fifo, "head", last_first), pages_are_scarce),
     (
@@ -401,6 +410,9 @@ BREAKS = [
         lambda: mistake("lease not renewed while queued"),
         waits_for_pages_longer_than_the_lease,
     ),
+    ("V10", "no bootstrap timer", lambda: without("arm_bootstrap", t.RECEIVER), plain),
+    ("V10", "a timer that ends nothing", lambda: retarget(t.RECEIVER, "expire_bootstrap", "B", "="), d_alone),
+    ("V10", "answers do not count", lambda: attribute(ReceiverSide, "answered", nothing), pages_are_scarce),
     ("V11", "budget comes back without a word", lambda: effect(SenderRoom, "free_budget", _silent_budget), one_after_the_other),
     ("V12", "drain is not heeded", lambda: _deaf_to_drain(), drained),
 ]  # fmt: skip

@@ -26,7 +26,7 @@ class Ask:
     """One request: a room, the two instances that its legs go to, the digests that they compute.
 
     uses: how many legs with this room each side gets (2: the room number is used again).
-    p_leg: whether P gets one at all.
+    p_leg, d_leg: whether P and D get one at all.
     """
 
     room: int = 7
@@ -36,6 +36,7 @@ class Ask:
     d_digest: str = "a"
     uses: int = 1
     p_leg: bool = True  # False: only D's leg exists
+    d_leg: bool = True
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ PINNED = {
     "calm": (685, 1_891),
     "one-room": (19_280, 201_804),
     "one-room-crashes": (41_328, 320_427),
-    "one-room-gated": (4_217, 32_165),
+    "one-room-gated": (4_072, 31_203),
     "wrong-candidate": (10_000, 39_069),
     "crossed": (4_352, 11_114),
     "alien": (520, 3_392),

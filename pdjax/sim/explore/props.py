@@ -24,9 +24,12 @@ PROPERTIES = {
     "S13": "D's success is of its own request's KV, and P's success of an attempt that D has committed",
     "S17": "nothing is prefilled or registered without budget, nothing pulled without pages, no limit is exceeded",
     "S18": "a message handled twice leaves what it left the first time",
-    "V1": "a client whose room has ended has its answer; a room that is live has a timer that ends it",
+    "S12": "a hello that came early is kept only while its leg is late, and whatever is kept is forgotten in the end",
+    "V1": "a client whose room has ended has its answer; a room that is live has a timer that ends it, which no message"
+    " puts off",
     "V2": "what P keeps for an ended room, and what D repeats, has a timer that ends it; timers alone free everything",
-    "V7": "where nothing is lost, messages alone end everything, without any timer",
+    "V7": "where nothing is lost, messages alone end everything, without any timer; P answers what D asks and says",
+    "V10": "each timer of protocol §7 runs in the states that §7 names, and ends the room when it fires",
 }
 
 NOT_HERE = {
@@ -34,16 +37,23 @@ NOT_HERE = {
     "S8": "ids are not encoded here (wire tests)",
     "S9": "one rank",
     "S10": "only the second line (a foreign fingerprint in a hello) is modelled",
-    "S12": "nothing is allocated by a message but an early entry (checked as S5); limits are unit tests",
     "S14": "one host per role",
     "S15": "there is no time here",
     "S16": "slots are the page allocator's (simulator)",
     "V3-V6, V8, V9, V11, V12": "bounded times, queues, registry and drain need the simulator's clock",
-    "V10": "timer order is what this model assumes (see ASSUMPTIONS), not what it proves",
+    "V10, order": "which timer fires first is what this model assumes (see ASSUMPTIONS), not what it proves",
 }
 
 _ORDER = {N: (B, F), B: (W, F), W: (T, F), T: (S, F), S: (N,), F: (N,)}
-_ENDING = {t.SENDER: {"request", "lease", "bootstrap"}, t.RECEIVER: {"request", "bootstrap", "transfer"}}
+# A lease does not end a request: the peer renews it for as long as it lives.
+_ENDING = {t.SENDER: {"request", "bootstrap"}, t.RECEIVER: {"request", "bootstrap", "transfer"}}
+_EXPIRES = {"request", "lease", "bootstrap", "transfer"}
+_ROOM_TIMERS = _EXPIRES | {"hello", "tombstone"}
+_ANSWERS = {
+    "hello": {"unknown", "pending", "ready", "failed", "done_ack"},
+    "done": {"done_ack"},
+    "abort": {"failed"},
+}
 
 
 class Checker:
@@ -84,6 +94,9 @@ class Checker:
             )
         if node[pr.CHARGED] > max(self.world.config.budget_rooms, 1):
             found.append(f"S17: {name}'s budget is exceeded")
+        if any(not x[1] for x in node[pr.LIMBO]):
+            found.append(f"S1: {name} keeps bytes in limbo for nobody")
+        early = dict(node[pr.EARLY])
         for r in node[pr.ROOMS]:
             room, state = r[pr.S_ROOM], r[pr.S_STATE]
             if state in (W, T) and not r[pr.S_CHARGED]:
@@ -97,6 +110,9 @@ class Checker:
             if state not in (T, S, F) and r[pr.S_UUID]:
                 found.append(f"S4: room {room} of {name} has a uuid too early")
             found += self._timed(name, t.SENDER, room, state, r[pr.S_TIMERS])
+            found += self._due(name, room, r[pr.S_TIMERS], self._sender_timers(r))
+            if ("hello", r[pr.S_DIGEST]) in {(e[0], e[4]) for e in early.get(room, ())}:
+                found.append(f"S12: {name} keeps a hello that came early for room {room}, whose leg has come")
         return found
 
     def _receiver(self, name: str, node: pr.Frozen) -> list[str]:
@@ -112,7 +128,25 @@ class Checker:
             if state in (B, W) and r[pr.R_PULLING]:
                 found.append(f"S2: room {room} of {name} pulls before its start")
             found += self._timed(name, t.RECEIVER, room, state, r[pr.R_TIMERS])
+            found += self._due(name, room, r[pr.R_TIMERS], _receiver_timers(r))
         return found
+
+    def _sender_timers(self, r: tuple[Any, ...]) -> set[str]:
+        """Protocol §7, column "rule", for P."""
+        state, bound = r[pr.S_STATE], bool(r[pr.S_PEER])
+        if state not in LIVE:
+            return {"tombstone"}
+        lease = {"lease"} if bound or state == T else set()
+        gated = {"bootstrap"} if self.world.config.gated and state == B and not bound else set()
+        return {"request"} | lease | gated
+
+    def _due(self, name: str, room: int, armed: tuple[str, ...], due: set[str]) -> list[str]:
+        """V10: no timer of §7 is missing, and none runs where it has nothing to end."""
+        wrong = sorted((set(armed) & _ROOM_TIMERS) ^ due)
+        return [
+            f"V10: the {kind} timer of room {room} on {name} is {'armed' if kind in armed else 'missing'}"
+            for kind in wrong
+        ]
 
     def _timed(self, name: str, role: str, room: int, state: int, timers: tuple[str, ...]) -> list[str]:
         if state in LIVE and not _ENDING[role] & set(timers):
@@ -206,11 +240,50 @@ class Checker:
                 found.append(f"S13: room {line.room} is a success on P, and no D has committed it")
             if line.role == t.RECEIVER and line.target == S != line.source:
                 found += self._commit(before, line)
+        if action[0] == "timer" and action[3] in _EXPIRES:
+            found += self._expired(action, move)
         if action[0] in ("deliver", "copy"):
             _, src, dst, (epoch, message) = action
+            found += self._unanswered(before, src, dst, epoch, message)
             found += self._foreign(before, dst, src, epoch, message, move.lines)
             found += self._again(before, dst, ("frame", src, epoch, message))
         return found
+
+    def _expired(self, action: tuple[Any, ...], move: Move) -> list[str]:
+        """V10: a timer that fires ends the room (that it may fire at all is what arms it)."""
+        _, name, room, kind = action
+        ended = any(x.room == room and x.event == f"expire_{kind}" and x.target == F for x in move.lines)
+        return (
+            []
+            if ended or move.errors
+            else [f"V10: the {kind} timer of room {room} on {name} fires and the room goes on"]
+        )
+
+    def _unanswered(
+        self, before: State, src: str, dst: str, epoch: int, message: tuple[Any, ...]
+    ) -> list[str]:
+        """V7: P answers every done and abort, and every hello but that of an attempt that is over (protocol §3)."""
+        kinds = _ANSWERS.get(message[0])
+        if kinds is None:
+            return []
+        node = self.world.node(before, dst)
+        record = pr.room_of(node, message[1])
+        if epoch < dict(node[pr.LINKS]).get(src, 0):
+            return []  # of a life that is over: dropped before it is read
+        if (
+            message[0] == "hello"
+            and record
+            and record[pr.S_STATE] in LIVE
+            and message[2] < record[pr.S_ATTEMPT]
+        ):
+            return []
+        effects = self.world.outcome(
+            dst, before[self.world.index[dst]], ("frame", src, epoch, message)
+        ).effects
+        said = any(
+            e[0] == "send" and e[1] == src and e[3][0] in kinds and e[3][2] == message[2] for e in effects
+        )
+        return [] if said else [f"V7: {dst} does not answer {message[0]} of room {message[1]}"]
 
     def _commit(self, before: State, line: Any) -> list[str]:
         """S2, S13 for a success of D: from the transport's and the pool's point of view."""
@@ -271,6 +344,22 @@ class Checker:
                 known = [f"S18: {op[3][0]} handled twice on {dst} is not the same as once"]
             self._twice[key] = known
         return known
+
+
+def _receiver_timers(r: tuple[Any, ...]) -> set[str]:
+    """Protocol §7, column "rule", and §3 for hello: from the first candidate on, until the room ends."""
+    state = r[pr.R_STATE]
+    if state not in LIVE:
+        return {"tombstone"}
+    own = {B: {"bootstrap"}, T: {"transfer"}}.get(state, set())
+    return {"request"} | own | ({"hello"} if r[pr.R_CANDIDATES] else set())
+
+
+def forgotten(world: World, state: State) -> bool:
+    """Quiescent, and nothing is remembered either: no record, no early entry."""
+    nodes = (world.node(state, name) for name in world.nodes)
+    kept = (n[pr.UP] and (n[pr.ROOMS] or (n[pr.ROLE] == t.SENDER and n[pr.EARLY])) for n in nodes)
+    return not any(kept) and quiescent(world, state)
 
 
 def quiescent(world: World, state: State) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from pdjax.core import transitions as t
@@ -19,6 +19,7 @@ from pdjax.sim.explore.parts import Action
 from pdjax.sim.explore.world import World
 
 BY_MESSAGES = frozenset({w.MESSAGE, w.WORK, w.LEG})
+OWN_ENDS = frozenset({"engine_error", "part_fails", "no_candidate"})  # ends that lose no message
 ALONE = frozenset({"issue", "never_issued", "finish"})  # what a process does by itself, without a peer
 
 
@@ -33,7 +34,10 @@ class Violation:
 
 @dataclass
 class Report:
-    """What a search found. edges: enabled (state, action) pairs. rows: indices of table rows that were reached."""
+    """What a search found. edges: enabled (state, action) pairs. coverage: indices of table rows that were reached.
+
+    graph: a hash of all states and edges of a complete search, comparable within one process.
+    """
 
     config: Config
     states: int = 0
@@ -45,6 +49,7 @@ class Report:
     deadlocks: list[Violation] = field(default_factory=list)  # states from which nothing can end it
     coverage: set[int] = field(default_factory=set)
     world: World | None = None
+    graph: int = 0
 
     @property
     def ok(self) -> bool:
@@ -108,7 +113,8 @@ class _Search:
         self.actions: list[Action] = []
         self.graph = _Graph()
         self.goals = bytearray()
-        self.calm = bytearray()  # reached without loss, overflow, timer, crash or fault
+        self.empty = bytearray()  # nothing is remembered either
+        self.calm = bytearray()  # reached without loss, overflow, timer, crash or hanging pull
         self.depths = array("I")
 
     def run(self) -> Report:
@@ -126,6 +132,8 @@ class _Search:
         report.states, report.depth = len(self.states), max(self.depths, default=0)
         if done < len(self.states):
             report.complete = False
+        # Parts are numbered as they are found: equal numbers mean equal states only if the parts are equal, too.
+        report.graph = hash((report.graph, tuple(self.states), tuple(self.world.parts.things)))
         if self.liveness and report.complete and not report.violations:
             self._live()
         report.seconds = time.perf_counter() - began
@@ -144,6 +152,7 @@ class _Search:
         self.actions.append(action)
         self.depths.append(self.depths[parent] + 1 if parent >= 0 else 0)
         self.goals.append(props.quiescent(self.world, state))
+        self.empty.append(props.forgotten(self.world, state))
         self.calm.append(0)
         for text in self.checker.state(state):
             self._breach(text, found, None)
@@ -161,12 +170,13 @@ class _Search:
             if move.errors:
                 continue
             j = self._state(move.state, i, move.action)
-            by_messages = move.kind in BY_MESSAGES and not move.overflow
-            alone = move.kind == w.TIMER or move.action[0] in ALONE
-            if self.calm[i] and (by_messages or (move.kind == w.END and not move.overflow)):
+            report.graph = hash((report.graph, i, j, move.action))
+            mark = marks(move)
+            ends = move.kind == w.END or move.action[0] in OWN_ENDS
+            if self.calm[i] and (mark & 1 or (ends and not move.overflow)):
                 self.calm[j] = 1
             if self.liveness:
-                self.graph.add(i, j, by_messages | alone << 1)
+                self.graph.add(i, j, mark)
 
     def _breach(self, text: str, i: int, action: Action | None) -> None:
         rule, _, what = text.partition(": ")
@@ -188,16 +198,51 @@ class _Search:
 
     def _live(self) -> None:
         n = len(self.states)
-        levels: list[tuple[int, bytearray | None, str, str]] = []
-        if not set(TIMERS) - set(self.config.timers):  # with a timer switched off nothing is promised
-            levels.append(
-                (2, None, "V2", "timers alone cannot end every request and free everything from here")
-            )
-        if self.config.prompt:
-            levels.append(
-                (1, self.calm, "V7", "nothing was lost, and messages alone cannot end it from here")
-            )
-        for bit, only, rule, text in levels:
-            stuck = self.graph.stuck(n, self.goals, bit, only)
-            if stuck is not None:
-                self.report.deadlocks.append(Violation(rule, text, self._way(stuck)))
+        levels = ["V2"] if not set(TIMERS) - set(self.config.timers) else []  # else nothing is promised
+        levels += ["S12"] if levels and self.config.lose else []
+        levels += ["V7"] if self.config.prompt else []
+        goals = {"V2": self.goals, "S12": self.empty, "V7": self.goals}
+        for rule in levels:
+            only = self.calm if rule == "V7" else None
+            stuck = self.graph.stuck(n, goals[rule], LEVELS[rule].bit, only)
+            if stuck is not None and (self.rules is None or rule in self.rules):
+                self.report.deadlocks.append(Violation(rule, LEVELS[rule].text, self._way(stuck)))
+
+
+@dataclass(frozen=True)
+class Level:
+    """A promise that something is reached by some kinds of moves alone. bit: of ``marks``."""
+
+    bit: int
+    text: str
+    goal: Callable[[World, w.State], bool]
+
+
+LEVELS = {
+    "V7": Level(1, "nothing was lost, and messages alone cannot end it from here", props.quiescent),
+    "V2": Level(2, "timers alone cannot end every request and free everything from here", props.quiescent),
+    "S12": Level(4, "what is kept here is never forgotten", props.forgotten),
+}
+
+
+def marks(move: w.Move) -> int:
+    """Which promises may use this move: 1 messages and work, 2 timers, 4 whatever no client and no fault has to do."""
+    by_messages = move.kind in BY_MESSAGES and not move.overflow
+    alone = move.kind == w.TIMER or move.action[0] in ALONE
+    fair = (by_messages or alone or move.action[0] == "lose") and move.kind != w.LEG
+    return by_messages | alone << 1 | fair << 2
+
+
+def leads_out(world: World, state: w.State, rule: str) -> bool:
+    """Whether the promise is kept in this state: its goal is reached by the moves that it may use."""
+    level = LEVELS[rule]
+    seen, todo = {state}, [state]
+    while todo:
+        here = todo.pop()
+        if level.goal(world, here):
+            return True
+        for move in world.moves(here):
+            if marks(move) & level.bit and not move.errors and move.state not in seen:
+                seen.add(move.state)
+                todo.append(move.state)
+    return False

@@ -66,7 +66,9 @@ class World(Steps):
         env = self.env(state)
         for i, (node, room, came, waits) in enumerate(env.legs):
             asks = [
-                a for a in self.config.asks if a.room == room and (node == a.d or (node == a.p and a.p_leg))
+                a
+                for a in self.config.asks
+                if a.room == room and ((node == a.d and a.d_leg) or (node == a.p and a.p_leg))
             ]
             if came >= sum(a.uses for a in asks) or not self.node(state, node)[pr.UP]:
                 continue

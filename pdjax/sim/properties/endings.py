@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from pdjax.sim.properties.base import ENDED, SLACK_MS, STEP_MS, Decision, Property, Track
+from pdjax.sim.properties.base import ENDED, SLACK_MS, STEP_MS, Context, Decision, Property, Track
+from pdjax.sim.properties.upkeep import EXPIRES, Answers, still_works, wrong_timers
 
 
 class V1(Property):
@@ -105,6 +106,8 @@ class V2(Property):
             self._limbo(track)
         elif ended and track.role == "receiver" and track.state == "Failed":
             self._pages(track)
+        if ended and track.state == "Failed":
+            self._work(track)
         if ended and track.role == "sender" and track.uuid:
             self._registration(track)
         if "notice_quiet" in line["effects"]:
@@ -123,6 +126,13 @@ class V2(Property):
                 self.breach(f"{track}: {text}")
 
         self.ctx.at(due, run)
+
+    def _work(self, track: Track) -> None:
+        def check() -> str:
+            node = self.ctx.node(track.node, track.epoch)
+            return "its scheduler still works for it" if node and still_works(node, track.room) else ""
+
+        self._later(track, 2 * STEP_MS, check)
 
     def _limbo(self, track: Track) -> None:
         settings = self.ctx.settings(track.node)
@@ -173,14 +183,27 @@ class V2(Property):
 class V7(Property):
     name = "V7"
     sentence = "when one leg ends, the other ends in a round trip and a retry, not by its timeout"
-    bound = "2·R + h1, and max(h1, hr) more for each of up to two lost messages"
-    hears = ("transition",)
+    bound = "2·R + h1, and max(h1, hr) more for each of up to two lost messages; P answers within its turn"
+    hears = ("transition", "delivered", "sent", "effect_failed")
+    instants = True
+
+    def __init__(self, ctx: Context) -> None:
+        super().__init__(ctx)
+        self.answers = Answers(ctx)
 
     @staticmethod
     def wants(d: Decision) -> bool:
         return d.ends
 
+    def on_instant(self) -> None:
+        if self.answers.open:
+            for text in self.answers.missing():
+                self.breach(text)
+
     def on_line(self, line: dict[str, Any], track: Track | None) -> None:
+        if "role" not in line:
+            self.answers.on_line(line, track)
+            return
         if track is None or track.state not in ENDED or track.before in ENDED:
             return
         settings = self.ctx.settings(track.node)
@@ -230,13 +253,37 @@ class V7(Property):
 
 class V10(Property):
     name = "V10"
-    sentence = "P holds longer than D waits: no lease ends under a D that lives and is heard"
+    sentence = (
+        "P holds longer than D waits: no lease ends under a D that lives and is heard, no P that lives counts as silent,"
+        " and each timer runs where protocol §7 names it and ends its room"
+    )
     bound = "(n+1)·max(h1, hr) + R < lease; D's transfer timer starts at start"
-    hears = ("expire_lease", "expire_transfer")
+    hears = ("transition",)
+    instants = True
+
+    @staticmethod
+    def wants(d: Decision) -> bool:
+        return d.event == "peer_silence" or d.event.removeprefix("expire_") in EXPIRES
+
+    def on_instant(self) -> None:
+        for track, record, _ in self.ctx.changed:
+            for text in wrong_timers(track, record) if record is not None else ():
+                self.breach(f"{track}: {text}")
+
+    def _mute(self, line: dict[str, Any], track: Track) -> None:
+        """D takes a P for gone: did it live, and could it be heard, all the time?"""
+        patience_ms = self.ctx.settings(track.node).peer_timeout_s * 1000
+        calm = self.ctx.disturbed_ms < line["t"] - 2 * patience_ms
+        if calm and self.ctx.node(line["peer"]) and not self.ctx.stopped(line["peer"]):
+            self.breach(f"{track}: {line['peer']} lives and counts as silent", line)
 
     def on_line(self, line: dict[str, Any], track: Track | None) -> None:
         if track is None:
             return
+        if line["event"] == "peer_silence":
+            self._mute(line, track)
+        elif track.live:
+            self.breach(f"{track}: {line['event']} and the room goes on", line)
         if line["event"] == "expire_lease" and line["to"] == "Failed":
             there = self.ctx.other_side(track)
             lease_ms = self.ctx.settings(track.node).lease_s * 1000

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from pdjax.sim.properties.base import Property, Track
+from pdjax.sim.properties.upkeep import kept_entries, kept_record
 
 STORM_MS, STORM_MESSAGES = 100.0, 60  # docs/decisions/0002, 0004: two sides that answer each other for ever
 
@@ -41,7 +42,10 @@ class S11(Property):
 
 class S12(Property):
     name = "S12"
-    sentence = "what peers can make a process remember is bounded, and nothing is allocated for an unknown id"
+    sentence = (
+        "what peers can make a process remember is bounded and forgotten in time, and nothing is allocated for an"
+        " unknown id"
+    )
     bound = (
         "records ≤ legs accepted and not forgotten; early entries, peers ≤ their settings; "
         "60 messages about one room in 100 ms"
@@ -78,3 +82,9 @@ class S12(Property):
                 self.breach(f"{name}: {side.n_early} early entries counted, {len(side.early)} rooms of them")
             if len(manager.peers.links) > settings.max_peers:
                 self.breach(f"{name}: {len(manager.peers.links)} peers remembered")
+            if side.early or side.limbo:
+                for text in kept_entries(manager):
+                    self.breach(f"{name}: {text}")
+        for track, record, node in self.ctx.changed:
+            for text in kept_record(record, node.manager._armed) if record is not None else ():
+                self.breach(f"{track}: {text}")

@@ -1,0 +1,116 @@
+"""What every process owes all the time, beside the course of a hand-off: timers, answers, and forgetting.
+
+Written from the prose of protocol §3 and §7, never from the table's rows. Each function gives texts of what is wrong;
+the property that says it is V7, V10, S12 or V2. Must never change a node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from pdjax.sim.properties.base import LIVE, Context, Track
+
+EXPIRES = frozenset({"request", "lease", "bootstrap", "transfer"})  # each ends a live room when it fires
+TIMERS = EXPIRES | {"hello", "tombstone"}
+# What P may answer to what D says (protocol §3).
+ANSWERS = {
+    "hello": frozenset({"unknown", "pending", "ready", "failed", "done_ack"}),
+    "done": frozenset({"done_ack"}),
+    "abort": frozenset({"failed"}),
+}
+
+
+def wrong_timers(track: Track, record: Any) -> Iterator[str]:
+    """Timers of §7 that are missing, or armed where §7 gives them nothing to end."""
+    due = _sender_timers(track, record) if track.role == "sender" else _receiver_timers(track, record)
+    armed = TIMERS.intersection(record.timers)
+    if track.role == "receiver" and track.state in LIVE and not record.candidates:
+        armed -= {"hello"}  # the look-up that found nobody is repeated
+    for kind in sorted(armed ^ due):
+        yield f"its {kind} timer is {'armed' if kind in armed else 'missing'} in {track.state}"
+
+
+def _sender_timers(track: Track, record: Any) -> set[str]:
+    if track.state not in LIVE:
+        return {"tombstone"}
+    due = {"request"}
+    if record.peer or track.state == "Transferring":
+        due.add("lease")
+    elif record.settings.gated and track.state == "Bootstrapping":
+        due.add("bootstrap")
+    return due
+
+
+def _receiver_timers(track: Track, record: Any) -> set[str]:
+    if track.state not in LIVE:
+        return {"tombstone"}
+    due = {"request"} | ({"hello"} if record.candidates else set())
+    return due | {"Bootstrapping": {"bootstrap"}, "Transferring": {"transfer"}}.get(track.state, set())
+
+
+def kept_record(record: Any, armed: Any) -> Iterator[str]:
+    """What is remembered of one room, and no timer of the driver will make it forget. armed: the driver's timers."""
+    for kind in record.timers:
+        if (kind, record.room) not in armed:
+            yield f"room {record.room}: nobody will fire its {kind} timer"
+    if not record.live and "tombstone" not in record.timers:
+        yield f"room {record.room} has ended and is a tombstone for ever"
+    if getattr(record, "notices", None) and "notice" not in record.timers:
+        yield f"room {record.room}: its notice is not repeated and never ends"
+
+
+def kept_entries(manager: Any) -> Iterator[str]:
+    """Likewise of P's early entries and limbo; and an early hello is of no use once its leg has come."""
+    side, armed = manager.sender, manager._armed
+    for room, entries in side.early.items():
+        if ("early", room) not in armed:
+            yield f"room {room}: what came early is kept for ever"
+        record = side.rooms.get(room)
+        if record is not None and any(
+            e.kind == "hello" and e.digest == record.digest for e in entries.values()
+        ):
+            yield f"room {room}: a hello that came early is kept although its leg has come"
+    for key in side.limbo:
+        if ("limbo", key) not in armed:
+            yield f"room {key.room}: its bytes are in limbo for ever"
+
+
+def still_works(node: Any, room: int) -> bool:
+    """Its scheduler holds a request of this room, and stands between two device calls, where it would let go of it."""
+    return not node._busy and any(seq.req.room == room for queue in node.scheduler._queues() for seq in queue)
+
+
+class Answers:
+    """What P has been asked within one turn and has not answered yet."""
+
+    def __init__(self, ctx: Context) -> None:
+        self.ctx = ctx
+        self.open: list[tuple[str, str, str, int, str]] = []  # node, message, peer, room, attempt
+
+    def on_line(self, line: dict[str, Any], track: Track | None) -> None:
+        if line["event"] == "effect_failed":  # registering has failed: what follows is the room's end
+            self.open = [x for x in self.open if (x[0], x[3]) != (line["node"], int(line.get("room", -1)))]
+            return
+        key = (line["node"], line["message"], line["peer"], int(line["room"]), line["attempt"])
+        if line["event"] == "sent":
+            self.open = [
+                x for x in self.open if (x[0], *x[2:]) != (key[0], *key[2:]) or key[1] not in ANSWERS[x[1]]
+            ]
+        elif line["node"].startswith("p") and line["message"] in ANSWERS and not _over(line, track):
+            self.open.append(key)
+
+    def missing(self) -> Iterator[str]:
+        """After each event of the world: a turn of a driver is one event."""
+        asked, self.open = self.open, []
+        for name, message, peer, room, _ in asked:
+            if self.ctx.node(name) is not None:
+                yield f"{name} does not answer {message} of {peer} about room {room}"
+
+
+def _over(line: dict[str, Any], track: Track | None) -> bool:
+    """A hello of an attempt that is over gets no answer (protocol §4)."""
+    if line["message"] != "hello" or track is None or track.state not in LIVE or track.attempt == "0":
+        return False
+    older = int(line["attempt"]) < int(track.attempt)
+    return older or (line["attempt"] == track.attempt and line["peer"] != track.peer)
