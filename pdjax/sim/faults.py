@@ -20,7 +20,7 @@ from pdjax.sim.loop import Name
 from pdjax.sim.net import REGISTRY, Copy
 from pdjax.sim.pressure import INJECTED, arm_error, hold_pages
 from pdjax.sim.router import SIDES, Router
-from pdjax.sim.trace_types import EMITTERS, On, Step, Trace
+from pdjax.sim.trace_types import EMITTERS, On, Step, Trace, room_text
 from pdjax.sim.transport import Pull
 from pdjax.sim.world import World
 
@@ -162,7 +162,7 @@ class Scenario:
         messages = self._decoded(frame)
         if messages:
             kind = wire.EVENT_OF[type(messages[0])]
-            room: Any = messages[0].room if messages[0].room < 1 << 53 else str(messages[0].room)
+            room: Any = room_text(messages[0].room)
         else:
             kind, room = "stamp", f"{src}-{dst}"
         n = self._counts[kind, room] = self._counts.get((kind, room), 0) + 1

@@ -16,7 +16,7 @@ class Injected(RuntimeError):
 
 def hold_pages(node: Node, free: int | None) -> bool:
     """Take pages until ``free`` remain; None: give them back. False: nothing to do."""
-    allocator = node.scheduler.cache.allocator  # type: ignore[attr-defined]
+    allocator = node.scheduler.cache.allocator
     if free is None:
         if not node.pages_taken:
             return False

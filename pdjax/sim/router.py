@@ -114,6 +114,7 @@ class Router:
     def _attempt(self, record: Record, room: int, options: Mapping[str, Any]) -> None:
         first = not record.rooms
         record.rooms.append(room)
+        self.world.posted |= set(_rooms(record, room))
         record.legs = {side: Leg(side, record.value[side], options.get(side, {})) for side in SIDES}
         record.all_legs += record.legs.values()
         posted = 0.0
@@ -155,7 +156,7 @@ class Router:
             self._answer(record, leg, 0, "connection_refused")
             return
         leg.accepted = True
-        rooms = [(room + i) & MAX_ROOM for i in range(record.value.get("n", 1))]
+        rooms = _rooms(record, room)
         if "status" in leg.options:
             self._refuse(record, leg, node, rooms)
             return
@@ -358,3 +359,8 @@ class Router:
                     self._hang_up(leg, client)
                 self._answer(record, leg, 0, "client_abort")
         return True
+
+
+def _rooms(record: Record, first: int) -> list[int]:
+    """The rooms of one attempt: each sample of a request has its own."""
+    return [(first + i) & MAX_ROOM for i in range(record.value.get("n", 1))]

@@ -48,6 +48,11 @@ WORK_OF: Final = {
 }
 
 
+def room_text(room: int) -> int | str:
+    """A room as a file writes it: above 2^53 as its digits, because readers of JSON may round."""
+    return room if room < 1 << 53 else str(room)
+
+
 @dataclass(frozen=True)
 class On:
     """What a step waits for. room, node, message: None or "": any."""

@@ -54,6 +54,7 @@ class World:
         self.taps: list[Callable[[dict[str, Any]], None]] = []
         self.rows: dict[int, None] = {}  # rows of the table that were reached
         self.requests: dict[str, Any] = {}
+        self.posted: set[int] = set()  # every room of every request
         self.clock_offset_s = clock_offset_s or {}
         self.early_lines: list[dict[str, Any]] = []  # written before anybody could watch
         self.instants: list[Callable[[], None]] = []  # after every event

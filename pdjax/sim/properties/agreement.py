@@ -84,20 +84,12 @@ class S8(Property):
             return
         if track is None:
             return
-        if self.ctx.world.requests and not self._posted(track.room):
+        if self.ctx.world.requests and track.room not in self.ctx.world.posted:
             self.breach(f"{track}: no request has this room", line)
         if line["from"] != "Absent" and (
             line["to"] != line["from"] or list(line["effects"]) != ["answer_duplicate"]
         ):
             self.breach(f"{track}: a second leg was not simply refused", line)
-
-    def _posted(self, room: int) -> bool:
-        """The router has posted a leg with this very room."""
-        return any(
-            0 <= room - first < r.value.get("n", 1)
-            for r in self.ctx.world.requests.values()
-            for first in r.rooms
-        )
 
 
 class S10(Property):
