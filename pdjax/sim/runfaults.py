@@ -170,21 +170,17 @@ class RunFaults(RunLogs):
         return "scatter" if landed else "pull"
 
     def messages(self) -> Iterable[dict[str, Any]]:
-        """Messages that were sent, and never delivered to a process that lived on and had heard this sender."""
+        """Messages that were sent, and never delivered to a process that lived and had heard this sender."""
         n = 0
         for (sender, receiver), pairs in self.pairs.items():
             if receiver not in self.names:
                 continue
-            heard: float | None = min((self.at(b) for _, b in pairs if b is not None), default=None)
-            if self.names[sender][0] == "p":
-                heard = 0.0  # P speaks only when it is asked, so D can always tell how old it is
-            until = max(self.at(life.lines[-1]) for life in self.lives.values() if life.node == receiver)
+            heard = self._heard_from(pairs)
             counts: dict[tuple[Any, ...], int] = {}
             for sent, got in pairs:
                 key = (sent.get("message"), sent.room)
                 counts[key] = counts.get(key, 0) + 1
-                lost = got is None and heard is not None and heard <= self.at(sent) < until
-                if not lost or self._reborn_around(receiver, sent):
+                if got is not None or not self._was_there(receiver, sent, heard):
                     continue
                 n += 1
                 if n > MAX_FAULTS:
@@ -197,7 +193,21 @@ class RunFaults(RunLogs):
                 }  # fmt: skip
                 yield {"at": 0, "message": {"match": match, "nth": counts[key], "do": "drop"}}
 
-    def _reborn_around(self, receiver: str, sent: Line) -> bool:
-        """The receiver was between two lives: nothing was lost but the process."""
-        lives = [life for life in self.lives.values() if life.node == receiver]
-        return not any(self.at(x.lines[0]) <= self.at(sent) <= self.at(x.lines[-1]) for x in lives)
+    def _heard_from(self, pairs: list[tuple[Line, Line | None]]) -> dict[tuple[Any, Any], float]:
+        """(life of the sender, life of the receiver) → when the one first handled a message of the other."""
+        heard: dict[tuple[Any, Any], float] = {}
+        for sent, got in pairs:
+            if got is not None:
+                key = (sent.life, got.life)
+                heard[key] = min(heard.get(key, self.at(got)), self.at(got))
+        return heard
+
+    def _was_there(self, receiver: str, sent: Line, heard: dict[tuple[Any, Any], float]) -> bool:
+        """The receiver lived and could tell how old this was: P drops what a D says before it has proved itself."""
+        at = self.at(sent)
+        for life in self.lives.values():
+            if life.node == receiver and self.at(life.lines[0]) <= at < self.at(life.lines[-1]):
+                return (
+                    life.role == t.RECEIVER or heard.get((sent.life, (life.node, life.epoch)), at + 1) <= at
+                )
+        return False

@@ -84,12 +84,20 @@ class RunLogs:
         return out
 
     def _offsets(self) -> dict[str, float]:
-        """Node → ms to add to its times. A way in both directions gives the middle; else the clocks are taken as one."""
+        """Node → ms to add to its times. A way in both directions gives the middle; else the clocks are taken as one.
+
+        Only kinds of messages of which as many arrived as were sent: which of them were lost, clocks have to tell.
+        """
         trips: dict[tuple[str, str], float] = {}
-        for (sender, receiver), pairs in self.pairs.items():
-            fastest = min((b.get("t") - a.get("t") for a, b in pairs if b is not None), default=None)
-            if fastest is not None:
-                trips[sender, receiver] = fastest
+        for (sender, receiver), kinds in self._kinds.items():
+            ms = [
+                b.get("t") - a.get("t")
+                for x, y in kinds
+                if len(x) == len(y)
+                for a, b in zip(x, y, strict=True)
+            ]
+            if ms:
+                trips[sender, receiver] = min(ms)
         offsets = {next(iter(self.names)): 0.0}
         for _ in self.names:
             for a, b in list(trips):
@@ -100,30 +108,43 @@ class RunLogs:
         return {name: offsets.get(name, 0.0) for name in self.names}
 
     @cached_property
-    def pairs(self) -> dict[tuple[str, str], list[tuple[Line, Line | None]]]:
-        """(from, to) → sent lines, each with the delivered line that it became (None: none that fits)."""
-        sent: dict[tuple[Any, ...], list[Line]] = {}
-        got: dict[tuple[Any, ...], list[Line]] = {}
+    def _kinds(self) -> dict[tuple[str, str], list[tuple[list[Line], list[Line]]]]:
+        """(from, to) → for each kind, room and attempt of messages: the sent lines and the delivered ones."""
+        kinds: dict[tuple[Any, ...], tuple[list[Line], list[Line]]] = {}
         for life in self.lives.values():
             for line in life.lines:
                 about = (line.get("message"), line.room, line.get("attempt"))
                 if line.event == "sent":
-                    sent.setdefault((life.node, line.get("peer"), *about), []).append(line)
+                    kinds.setdefault((life.node, line.get("peer"), *about), ([], []))[0].append(line)
                 elif line.event == "delivered":
-                    got.setdefault((line.get("peer"), life.node, *about), []).append(line)
-        out: dict[tuple[str, str], list[tuple[Line, Line | None]]] = {}
-        for key, lines in sent.items():
-            here = out.setdefault(key[:2], [])
-            arrived = list(got.get(key, ()))
-            missing = len(lines) - len(arrived)
-            for line in lines:
-                # The oldest are the lost ones: a repeat is what the loss of the first brings about.
-                if missing > 0:
-                    missing -= 1
-                    here.append((line, None))
-                elif arrived:
-                    here.append((line, arrived.pop(0)))
+                    kinds.setdefault((line.get("peer"), life.node, *about), ([], []))[1].append(line)
+        out: dict[tuple[str, str], list[tuple[list[Line], list[Line]]]] = {}
+        for key, both in kinds.items():
+            out.setdefault(key[:2], []).append(both)
         return out
+
+    @cached_property
+    def pairs(self) -> dict[tuple[str, str], list[tuple[Line, Line | None]]]:
+        """(from, to) → sent lines, each with the delivered line that it became (None: none that fits)."""
+        return {
+            ends: [pair for sent, got in kinds for pair in self._fitted(*ends, sent, got)]
+            for ends, kinds in self._kinds.items()
+        }
+
+    def _fitted(
+        self, sender: str, receiver: str, sent: list[Line], got: list[Line]
+    ) -> list[tuple[Line, Line | None]]:
+        """In order, each delivered line with the newest sent one that is not later; more of them than that were lost."""
+        shift = self.offsets.get(receiver, 0.0) - self.offsets.get(sender, 0.0)
+        arrived = got[: len(sent)]
+        out: list[tuple[Line, Line | None]] = []
+        for line in reversed(sent):
+            spare = len(sent) - len(out) > len(arrived)
+            if not arrived or (spare and line.get("t") > arrived[-1].get("t") + shift):
+                out.append((line, None))
+            else:
+                out.append((line, arrived.pop()))
+        return out[::-1]
 
     def at(self, line: Line) -> float:
         """Ms since the start of the trace."""

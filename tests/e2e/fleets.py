@@ -7,11 +7,13 @@ import signal
 import time
 
 import httpx
+from typer.testing import CliRunner
 
 from pdjax.core import conform
 from pdjax.serve.children import Child
 from pdjax.serve.local import Fleet, Plan
 from pdjax.serve.router import free_ports, router_command, router_environ, router_serves
+from pdjax.sim.cli import app as sim_app
 
 WAIT_S = 60.0
 
@@ -136,6 +138,21 @@ class Deployment(Fleet):
         found = [str(f) for f in conform.check(lines, complete=complete)]
         assert found == [], found[:10]
         return lines
+
+    def replay_logs(self, where: pathlib.Path):
+        """The event logs, imported and replayed by the ``sim`` command; the scenario. The replay's own log conforms, too."""
+        self.check_logs()
+        trace, log = where / "run.json", where / "replayed.ndjson"
+        sim("import", *sorted(self.logs.glob("*.ndjson")), "-o", trace)
+        sim("replay", trace, "--log", log)
+        sim("check-log", log, "--complete")
+        return json.loads(trace.read_text())
+
+
+def sim(*call):
+    """A sim command that must exit 0."""
+    done = CliRunner().invoke(sim_app, [str(word) for word in call])
+    assert done.exit_code == 0, (call, done.output[-3000:])
 
 
 def pairs_served(lines):

@@ -108,7 +108,7 @@ def test_a_p_killed_while_d_decodes_does_not_disturb_it(pair):
     pair.await_free()
 
 
-def test_a_killed_d_frees_p_and_its_new_life_serves(pair):
+def test_a_killed_d_frees_p_and_its_new_life_serves(pair, tmp_path):
     eventually_serves(pair)
     long = body(pair, 400)
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
@@ -124,6 +124,9 @@ def test_a_killed_d_frees_p_and_its_new_life_serves(pair):
     pair.restart("decode-0")
     eventually_serves(pair)
     pair.await_free(within_s=40)  # the unpulled room ends with its lease
+    recorded = pair.replay_logs(tmp_path)
+    assert "d0" in [step.get("crash") for step in recorded["steps"]]
+    assert list(recorded["expect"]["outcomes"].values()).count("ok") >= 2  # before the death and after it
 
 
 @pytest.mark.parametrize(

@@ -153,14 +153,8 @@ def test_a_log_without_one_line_is_refused(fleet):
                 break
 
 
-def test_the_recorded_run_imports_and_replays(fleet):
+def test_the_recorded_run_imports_and_replays(fleet, tmp_path):
     """What real processes wrote becomes a scenario of the same requests, and the simulator serves it rightly."""
-    from pdjax.sim.importer import import_logs
-    from pdjax.sim.replay import run_trace
-
     generate(fleet, "mini", prompt_of(10), 2)
     fleet.await_free()
-    raw, _ = import_logs(fleet.check_logs())
-    result = run_trace(raw)
-    assert [str(v) for v in result.violations] == [] and result.mismatches == []
-    assert "ok" in {o.outcome for o in result.outcomes.values()}
+    assert "ok" in fleet.replay_logs(tmp_path)["expect"]["outcomes"].values()

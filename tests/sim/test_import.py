@@ -18,11 +18,12 @@ TRACES = Path(__file__).parent.parent / "traces"
 
 
 def recorded(
-    name: str, *, rename: dict[str, str] | None = None, shift: dict[str, float] | None = None
+    scenario: str | dict, *, rename: dict[str, str] | None = None, shift: dict[str, float] | None = None
 ) -> list[bytes]:
     """The logs of the P and D processes of a simulated run, as real processes write them: no b0, x0 or sim."""
     lines = []
-    for line in run_trace(load(TRACES / f"{name}.json")).log_lines:
+    trace = load(TRACES / f"{scenario}.json") if isinstance(scenario, str) else parse(scenario)
+    for line in run_trace(trace).log_lines:
         raw = msgspec.json.decode(line)
         if raw["node"] in ("b0", "x0", "sim") or raw["event"] in ("crashed", "released"):
             continue
@@ -91,6 +92,27 @@ def test_names_of_real_nodes_and_clocks_that_are_apart():
     assert request["legs"]["prefill"]["delay"] == pytest.approx(700, abs=1)
     assert "prefill-7 = p0" in raw["source"]
     assert shown(raw) == {"a": "ok"}
+
+
+def test_what_a_dead_process_did_not_hear_is_no_lost_message():
+    """D goes on saying hello to a P that was killed: that is one crash, and it moves nobody's clock."""
+    asks = [
+        {"at": at, "request": {"rid": rid, "room": room, "prompt": 9, "output": 3, **more}}
+        for at, rid, room, more in (
+            (0, "a", 1, {}),
+            (100, "b", 2, {"legs": {"prefill": {"drop": True}}}),
+            (9000, "c", 3, {"legs": {"prefill": {"delay": 40}}}),
+        )
+    ]
+    deaths = [{"at": 600, "crash": "p0"}, {"at": 2500, "restart": "p0"}]
+    steps = [*asks, *deaths, {"at": 3000, "abort": {"rid": "b"}}]
+    raw, _ = import_logs(recorded({"format": "pdjax.trace/1", "steps": steps}, shift={"p0": 5e6}))
+    assert [a for s in raw["steps"] for a in s if a in ("message", "crash", "restart")] == [
+        "crash",
+        "restart",
+    ]
+    delay = raw["steps"][-1]["request"]["legs"]["prefill"]["delay"]
+    assert delay == pytest.approx(40, abs=1)
 
 
 def test_a_log_with_a_line_missing_is_refused():
