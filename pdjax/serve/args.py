@@ -30,6 +30,19 @@ def arg(flag: str, doc: str, default: Any = MISSING, choices: tuple[str, ...] = 
     return field(metadata=metadata) if default is MISSING else field(default=default, metadata=metadata)
 
 
+def _secret(flag: str, path: str) -> bytes:
+    """What the file holds without the white space around it, b"" without a file. Raises ConfigError."""
+    if not path:
+        return b""
+    try:
+        content = Path(path).read_bytes().strip()
+    except OSError as error:
+        raise ConfigError(f"--{flag} {path}: {error.strerror}") from None
+    if not content:
+        raise ConfigError(f"--{flag} {path}: is empty; write a secret into it")
+    return content
+
+
 @dataclass(frozen=True)
 class ServeArgs:
     """``check()`` before use. Sizes are tokens or pages; settings holds every timer and limit of the hand-off."""
@@ -59,6 +72,17 @@ class ServeArgs:
     )
     instance_id: str = arg(
         "instance-id", "name of this seat, the same in each of its lives (empty: from role and address)", ""
+    )
+    router_url: str = arg(
+        "router-url",
+        "sglang routers that this server enters itself into when it is ready, separated by commas",
+        "",
+    )
+    router_key_file: str = arg(
+        "router-key-file", "its content is the API key of these routers (empty: none)", ""
+    )
+    router_check_interval_s: float = arg(
+        "router-check-interval", "how often it looks whether they still list it, in seconds", 5.0
     )
     disaggregation_mode: Literal["null", "prefill", "decode"] = arg(
         "disaggregation-mode", "null: an ordinary server", "null", ("null", "prefill", "decode")
@@ -107,17 +131,19 @@ class ServeArgs:
 
     def secret(self) -> bytes:
         """The key of the side channel, b"" without one. Raises ConfigError."""
-        if not self.secret_file:
-            return b""
-        try:
-            content = Path(self.secret_file).read_bytes().strip()
-        except OSError as error:
-            raise ConfigError(f"--disaggregation-secret-file {self.secret_file}: {error.strerror}") from None
-        if not content:
-            raise ConfigError(
-                f"--disaggregation-secret-file {self.secret_file}: is empty; write a secret into it"
-            )
-        return hashlib.blake2b(content).digest()
+        content = _secret("disaggregation-secret-file", self.secret_file)
+        return hashlib.blake2b(content).digest() if content else b""
+
+    def router_key(self) -> str:
+        """The API key of the routers, "" without one. Raises ConfigError."""
+        content = _secret("router-key-file", self.router_key_file)
+        if not content.isascii():
+            raise ConfigError(f"--router-key-file {self.router_key_file}: a key has ASCII characters only")
+        return content.decode()
+
+    @property
+    def routers(self) -> list[str]:
+        return [one.strip() for one in self.router_url.split(",") if one.strip()]
 
     def check(self, environ: Mapping[str, str] = os.environ) -> None:
         """Raises ConfigError with one line that says what to change."""
@@ -140,7 +166,20 @@ class ServeArgs:
             raise ConfigError(
                 f"{D2H_VARIABLE}={environ[D2H_VARIABLE]}: staging is not in this version; unset it or set 0"
             )
+        self._check_routers()
         self._check_mode()
+
+    def _check_routers(self) -> None:
+        for url in self.routers:
+            if not re.fullmatch(r"https?://[^/\s]+/?", url):
+                raise ConfigError(f"--router-url {url}: give http://host:port of a router")
+        if self.routers and self.host in WILDCARDS:
+            raise ConfigError(
+                f"--router-url with --host {self.host or repr('')}: a router cannot reach it; give this machine's own address"
+            )
+        if not self.router_check_interval_s > 0:
+            raise ConfigError(f"--router-check-interval {self.router_check_interval_s:g}: must be positive")
+        self.router_key()
 
     def _check_mode(self) -> None:
         mode = self.disaggregation_mode

@@ -41,6 +41,7 @@ from pdjax.serve.engine_api import Role
 from pdjax.serve.engine_api import Tokenizer as EngineTokenizer
 from pdjax.serve.node_view import numbers_of, rooms_of
 from pdjax.serve.numbers import Numbers
+from pdjax.serve.router_member import RouterMember
 
 log = logging.getLogger(__name__)
 
@@ -112,6 +113,7 @@ class Node:
         self.channel: ZmqSideChannel | None = None
         self.registry: HttpRegistryClient | None = None
         self.transport: JaxTransferKVEngine | None = None
+        self.router: RouterMember | None = None  # of whoever runs this process
         if self.role != "null":
             self._make_manager(serving_url)
         config = SchedulerConfig(
@@ -315,6 +317,8 @@ class Node:
             info["registry"] = {**self.registry.counters, "compatible_peers": member.compatible or 0}
             info["registry_error"] = member.error
             info["rejected_peers"] = dict(member.rejected or {})
+        if self.router is not None:
+            info["router_errors"] = dict(self.router.errors)
         return info
 
     def numbers(self) -> Numbers:

@@ -22,6 +22,8 @@ def numbers_of(node: Node) -> Numbers:
     oldest_s = node.scheduler.oldest_s()
     queues = {name: stats[name] for name in oldest_s}
     counters: dict[str, Mapping[str, int]] = {"scheduler": dict(node.scheduler.counts)}
+    if node.router is not None:
+        counters["router"] = dict(node.router.counters)
     shared: dict[str, Any] = {
         "instance_id": node.instance_id,
         "epoch": node.epoch,

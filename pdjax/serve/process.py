@@ -19,6 +19,7 @@ from pdjax.serve.args import ServeArgs
 from pdjax.serve.log import ServerLog, take_over
 from pdjax.serve.node import Node, load
 from pdjax.serve.ready import print_ready
+from pdjax.serve.router_member import RouterMember
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +57,17 @@ def run_server(args: ServeArgs) -> int:
         instance_id=node.instance_id,
         bootstrap=f"http://{args.bootstrap_host}:{args.bootstrap_port}" if args.bootstrap_host else "",
     )
+    node.router = RouterMember(
+        args.routers,
+        url=url,
+        role=node.role,
+        bootstrap_port=node.bootstrap_port,
+        ready=node.ready,
+        log=server_log,
+        interval_s=args.router_check_interval_s,
+        key=args.router_key(),
+    )
+    node.router.start()
     while not done.wait(1.0):
         if not http.alive:
             log.error("the HTTP server has ended")
@@ -66,6 +78,7 @@ def run_server(args: ServeArgs) -> int:
             break
     server_log.event("draining", instance_id=node.instance_id, reason="signal" if done.is_set() else "failed")
     node.drain()
+    node.router.leave()
     http.stop()
     node.stop()
     if bootstrap is not None:

@@ -106,6 +106,11 @@ def test_rfc_flags(node):
         ),
         ("--model m --disaggregation-mode decode --disaggregation-secret-file /nowhere/s", "No such file"),
         (f"--model m --instance-id {'x' * 101}", "at most 100"),
+        ("--model m --router-url 10.0.0.1:30000", "http://host:port"),
+        ("--model m --router-url http://r:1/workers", "http://host:port"),
+        ("--model m --router-url http://r:1 --host 0.0.0.0", "own address"),
+        ("--model m --router-url http://r:1 --router-check-interval 0", "must be positive"),
+        ("--model m --router-key-file /nowhere/k", "--router-key-file /nowhere/k: No such file"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_2(node, capsys, options, says):
