@@ -13,7 +13,7 @@ import pytest
 from pdjax.core.pools import PoolTransferSpec, page_bucket, plan_parts
 from pdjax.engine.kernels.checksum import checksum, chosen
 from pdjax.engine.kernels.plan import PlanError, gather_ids, scatter_ids
-from pdjax.engine.kernels.xla import XlaMover
+from pdjax.engine.kernels.xla import XlaMover, groups_of
 
 NUM_PAGES = 48
 
@@ -129,6 +129,22 @@ def test_two_hundred_requests_compile_once_a_bucket() -> None:
     pools = ((spec.n_layers, spec.shape, spec.dtype),)
     assert mover.compiles == {(name, b, pools): 1 for name in ("gather", "scatter") for b in buckets}
     assert mover._gather._cache_size() == mover._scatter._cache_size() == len(buckets)
+
+
+def test_a_large_gather_is_cut_into_programs_that_begin_early_and_compile_once() -> None:
+    spec = pool_spec(layers=6, page_size=128, tail=1024)  # 8 MiB of 16 pages a layer
+    parts = plan_parts([spec, spec], 16)
+    groups = list(groups_of(parts))
+    assert [part for group in groups for part in group] == list(parts)
+    assert [len(group) for group in groups] == [2, 2, 2] * 2
+    assert all(len({part.pool for part in group}) == 1 for group in groups)
+    pools = [make_pool(spec, 1), make_pool(spec, 2)]
+    pages = list(range(1, 17))
+    mover = XlaMover()
+    arrays = mover.gather(pools, gather_ids(pages, NUM_PAGES), parts)
+    for part, array in zip(parts, arrays, strict=True):
+        assert np.array_equal(np.asarray(array[0]), np.asarray(pools[part.pool][part.layer])[pages])
+    assert sum(mover.compiles.values()) == mover._gather._cache_size() == 1
 
 
 def test_an_array_that_differs_from_its_part_is_refused_before_any_write() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import socket
 import subprocess
 import sys
@@ -13,10 +14,12 @@ import pytest
 from contract.real_transport import BOUND_S, RealPair, free_base, packed_arrays
 
 from pdjax.core.errors import ConfigError, PDError
+from pdjax.core.pools import PoolTransferSpec, plan_parts
 from pdjax.core.settings import PDSettings
 from pdjax.engine.jax_transfer.addresses import host_address
 from pdjax.engine.jax_transfer.ports_guard import PortRange
 from pdjax.engine.jax_transfer.process import prepare_process
+from pdjax.engine.jax_transfer.puller import POLL_MAX_S, POLL_MIN_S, Puller, _Pull
 from pdjax.engine.jax_transfer.registrations import Registrations
 from pdjax.engine.jax_transfer.servers import ServerPool
 from pdjax.engine.jax_transfer.transport import JaxTransferKVEngine
@@ -191,6 +194,31 @@ def test_prepare_process_sets_the_switch_interval():
         sys.setswitchinterval(before)
 
 
+FAULTS = """
+import resource, sys
+import numpy as np
+from pdjax.engine.jax_transfer.process import keep_freed_memory
+if sys.argv[1] == "keep":
+    assert keep_freed_memory()
+def hand_off():
+    return [np.ones(1 << 20, np.uint8) for _ in range(48)] is None
+hand_off()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(5):
+    hand_off()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+def test_memory_freed_by_a_hand_off_is_not_faulted_in_again():
+    faults = {
+        how: int(subprocess.check_output([sys.executable, "-c", FAULTS, how], text=True))
+        for how in ("keep", "default")
+    }
+    pages = 5 * (48 << 20) // resource.getpagesize()
+    assert faults["keep"] < pages / 20 < faults["default"], faults
+
+
 LEAVER = """
 import logging, sys, threading
 from pdjax.engine.jax_transfer.ports_guard import PortRange
@@ -215,3 +243,20 @@ def test_leave_flushes_and_ends_the_process_whatever_else_runs(tmp_path):
     assert (done.returncode, done.stdout) == (5, "printed")
     assert "logged" in done.stderr
     assert log.read_text() == "logged\n"
+
+
+def test_a_large_pull_is_left_alone_while_its_bytes_cannot_be_here():
+    """Each look of the polling thread takes time from the threads that copy (docs/performance.md)."""
+    puller = Puller(
+        ServerPool(host_address("127.0.0.1"), 4, jax.local_devices()[0]), jax.local_devices()[0], "off"
+    )
+    assert puller._soonest_s() == 0.0
+    parts = plan_parts([PoolTransferSpec("kv", "kv", "float32", (512, 16, 384), 30, 24576)], 256)
+    pull = _Pull(1, "p", parts, sum(p.nbytes for p in parts), 0.0, [None] * len(parts), set())
+    puller._watched = [pull]
+    assert puller._soonest_s() == POLL_MAX_S
+    pull.rest_bytes = 4 << 20
+    soon = puller._soonest_s()
+    assert POLL_MIN_S < soon < (4 << 20) / 2e9, "less than such a transfer takes"
+    pull.rest_bytes = 0
+    assert puller._soonest_s() == 0.0
