@@ -22,21 +22,15 @@ from starlette.types import Receive, Scope, Send
 from pdjax.engine.bootstrap.httpd import BadBody, ClientDisconnect, read_json
 from pdjax.serve.calls import Call, Desk, Disconnected, Prompt, Sub
 from pdjax.serve.errors import ApiError
+from pdjax.serve.limits import HttpLimits
 
-# Longer prompts are tokenized on a thread, so that they do not stall other streams.
+# Longer bodies are read on a thread, so that they do not stall other streams; those with a schema to compile, too.
 INLINE_BODY_BYTES = 32 << 10
+SLOW_FIELDS = ("response_format", "json_schema")
 
 logger = logging.getLogger(__name__)
 
 DONE = b"data: [DONE]\n\n"
-
-
-@dataclass(frozen=True)
-class HttpLimits:
-    """Bounds of one HTTP request; beyond them it is a 400."""
-
-    max_body_bytes: int = 32 << 20
-    max_batch: int = 1024
 
 
 class Dialect(Protocol):
@@ -145,7 +139,8 @@ async def answer(request: Request, desk: Desk, limits: HttpLimits, parse: Parse)
     try:
         body, length = await read_object(request, limits.max_body_bytes)
         streaming = body.get("stream") is True
-        plan = await asyncio.to_thread(parse, body) if length > INLINE_BODY_BYTES else parse(body)
+        slow = length > INLINE_BODY_BYTES or _compiles(body)
+        plan = await asyncio.to_thread(parse, body) if slow else parse(body)
         call = desk.open(plan.prompts, streaming)
     except ApiError as error:
         desk.counters[f"refused_{error.status}"] += 1
@@ -162,3 +157,10 @@ async def answer(request: Request, desk: Desk, limits: HttpLimits, parse: Parse)
         except ApiError as error:
             return error_answer(error)
     return JsonAnswer(plan.dialect.whole(call.subs))
+
+
+def _compiles(body: Mapping[str, Any]) -> bool:
+    """The body may hold a JSON schema."""
+    params = body.get("sampling_params")
+    nested = params if isinstance(params, list) else [params]
+    return any(isinstance(one, dict) and any(one.get(f) for f in SLOW_FIELDS) for one in (body, *nested))

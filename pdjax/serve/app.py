@@ -15,10 +15,11 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from starlette.responses import PlainTextResponse, Response
 
 from pdjax.engine.bootstrap.registry import BadRegistration, parse_uint
-from pdjax.serve.answer import HttpLimits, JsonAnswer, Plan, answer, error_answer, read_object
+from pdjax.serve.answer import JsonAnswer, Plan, answer, error_answer, read_object
 from pdjax.serve.calls import Desk
 from pdjax.serve.engine_api import Engine
 from pdjax.serve.errors import ApiError, bad
+from pdjax.serve.limits import HttpLimits
 from pdjax.serve.log import ServerLog
 from pdjax.serve.metrics import Exposition
 from pdjax.serve.openai_api import parse_chat, parse_completion

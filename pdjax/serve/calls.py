@@ -18,56 +18,65 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pdjax.core.errors import PDError
-from pdjax.sched.request import Failure, Finish, Output, Request, SamplingParams
-from pdjax.serve.engine_api import Detokenizer, Engine
+from pdjax.engine.ports import Sampled
+from pdjax.sched.request import Failure, Finish, Grammar, Output, Request, SamplingParams, TopLogprobs
+from pdjax.serve.engine_api import Engine
 from pdjax.serve.errors import ApiError, from_failure, from_pd
 from pdjax.serve.log import ServerLog
 from pdjax.serve.params import Bootstrap
 from pdjax.serve.phases import phase_seconds
 from pdjax.serve.request_stats import RequestStats
+from pdjax.serve.text import DEFAULTS, StopFinder, TextOptions, TextOut
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """One prompt, validated."""
+    """One output that is asked for, validated. With n > 1 a prompt has several."""
 
     ids: list[int]
     sampling: SamplingParams
     bootstrap: Bootstrap
     rid: str | None
+    text: TextOptions = DEFAULTS
+    grammar: Grammar | None = None
 
 
 @dataclass
 class Sub:
-    """One prompt of a call while it runs. rid is the client's name of it (or ours); request.rid is unique."""
+    """One output of a call while it grows. rid is the client's name of it (or ours); request.rid is unique.
+
+    logprobs, tops: one entry for each output token. prompt: the prompt's tokens that were scored.
+    """
 
     index: int
     rid: str
     request: Request
-    detokenizer: Detokenizer
+    out: TextOut
     started: float
     output_ids: list[int] = field(default_factory=list)
-    text: str = ""
+    logprobs: list[float] = field(default_factory=list)
+    tops: list[TopLogprobs] = field(default_factory=list)
+    prompt: tuple[Sampled, ...] = ()
     finish: Finish | None = None
     failure: Failure | None = None
     heard: float | None = None  # when its newest output came
     ended: float | None = None
 
     def feed(self, output: Output) -> str:
-        """Take an output in; the new piece of text. The token that stopped the request is no text."""
-        ids = list(output.token_ids)
-        self.output_ids += ids
-        finish = output.finish
-        if finish is not None and finish.matched is not None and ids and ids[-1] == finish.matched:
-            ids.pop()
-        piece = self.detokenizer.push(ids) if ids else ""
-        if finish is not None or output.failure is not None:
-            piece += self.detokenizer.finish()
-            self.finish, self.failure, self.ended = finish, output.failure, time.monotonic()
-        self.text += piece
-        return piece
+        """Take an output in; the new piece of text. What stopped the request is no text."""
+        self.output_ids += output.token_ids
+        self.logprobs += output.logprobs
+        self.tops += output.tops
+        self.prompt += output.prompt
+        if output.finish is not None or output.failure is not None:
+            self.finish, self.failure, self.ended = output.finish, output.failure, time.monotonic()
+        return self.out.push(output.token_ids, output.finish, self.ended is not None)
+
+    @property
+    def text(self) -> str:
+        return self.out.text
 
     @property
     def latency_s(self) -> float:
@@ -105,6 +114,7 @@ class Desk:
         # A client's rid repeats across retries, also while the old one still runs (facts/router §0.6): the engine
         # knows each sub-request by a name of ours.
         unique = f"{self._salt}-{next(self._serials)}"
+        tokenizer, shown = self.engine.tokenizer, prompt.text.skip_special_tokens
         request = Request(
             rid=unique,
             prompt_ids=prompt.ids,
@@ -113,8 +123,13 @@ class Desk:
             room=prompt.bootstrap.room,
             bootstrap_host=prompt.bootstrap.host,
             bootstrap_port=prompt.bootstrap.port,
+            grammar=prompt.grammar,
+            find_stop=StopFinder(tokenizer.detokenizer(shown), prompt.text.stop)
+            if prompt.text.stop
+            else None,
         )
-        sub = Sub(index, prompt.rid or unique, request, self.engine.tokenizer.detokenizer(), time.monotonic())
+        out = TextOut(tokenizer.detokenizer(shown), prompt.text)
+        sub = Sub(index, prompt.rid or unique, request, out, time.monotonic())
         try:
             self.engine.submit(request)
         except PDError as error:

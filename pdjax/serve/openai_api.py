@@ -10,23 +10,17 @@ import uuid
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from pdjax.serve.answer import HttpLimits, Plan
+from pdjax.core.wire import MAX_TOP_LOGPROBS
+from pdjax.serve.answer import Plan
 from pdjax.serve.calls import Sub
 from pdjax.serve.engine_api import Engine
 from pdjax.serve.errors import ApiError, bad
-from pdjax.serve.params import (
-    NEUTRAL_OPENAI,
-    UINT64,
-    Sampling,
-    boolean,
-    integer,
-    refuse_unsupported,
-    seed_of,
-    stop_ids,
-    temperature,
-)
+from pdjax.serve.limits import HttpLimits
+from pdjax.serve.logprobs import Wanted, chat_logprobs, completion_logprobs
+from pdjax.serve.params import NEUTRAL_OPENAI, boolean, integer, refuse_unsupported
 from pdjax.serve.phases import phase_seconds
 from pdjax.serve.prompts import build_prompts, texts_or_ids
+from pdjax.serve.sampling_fields import OPENAI, Sampling, read_sampling
 
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's; a chat answer may fill the context instead
 # A router writes "unknown" when the client names no model (facts/router §2); "default" is sglang's own.
@@ -49,41 +43,58 @@ def _include_usage(body: Mapping[str, Any]) -> bool:
     return boolean(options, "include_usage", "stream_options.")
 
 
-def _sampling(body: Mapping[str, Any], default_max: int | None) -> Sampling:
+def _sampling(
+    body: Mapping[str, Any], default_max: int | None, engine: Engine, limits: HttpLimits
+) -> Sampling:
     refuse_unsupported(body, NEUTRAL_OPENAI)
-    asked = integer(body, "max_completion_tokens", 1, UINT64)
-    if asked is None:
-        asked = integer(body, "max_tokens", 1, UINT64)
-    return Sampling(
-        max_new_tokens=default_max if asked is None else asked,
-        temperature=temperature(body),
-        seed=seed_of(body, ("seed", "sampling_seed")),
-        ignore_eos=boolean(body, "ignore_eos"),
-        stop_token_ids=stop_ids(body),
-    )
+    return read_sampling(body, OPENAI, limits, default_max=default_max, vocab_size=engine.vocab_size)
 
 
 def parse_completion(body: dict[str, Any], engine: Engine, limits: HttpLimits) -> Plan:
     """A body of /v1/completions: prompt is a text, texts, token ids, or lists of them."""
     boolean(body, "stream")
     _check_model(body, engine)
-    sampling = _sampling(body, DEFAULT_COMPLETION_TOKENS)
+    sampling = _sampling(body, DEFAULT_COMPLETION_TOKENS, engine, limits)
+    # Routers and old clients write false for "none".
+    n_top = None if body.get("logprobs") is False else integer(body, "logprobs", 0, MAX_TOP_LOGPROBS)
+    echo = boolean(body, "echo")
+    if echo and n_top is not None and engine.role != "null":
+        raise bad(
+            "echo",
+            "with logprobs it is not served by two halves, since only the prefill side knows those of the prompt: "
+            "ask /generate for return_logprob with logprob_start_len 0",
+        )
+    wanted = Wanted(True, n_top is not None, 0 if echo else None, n_top or 0)
     prompts, _ = texts_or_ids(body.get("prompt"), "prompt", limits)
-    built = build_prompts(body, prompts, [sampling] * len(prompts), engine, "prompt")
-    return Plan(built, CompletionDialect(engine.model_name, _include_usage(body)))
+    count = len(prompts)
+    built = build_prompts(body, prompts, [sampling] * count, engine, "prompt", limits, [wanted] * count)
+    echoes = [
+        one if isinstance(one, str) else engine.tokenizer.decode(one)
+        for one in (prompts if echo else ())
+        for _ in range(sampling.n)
+    ]
+    return Plan(built, CompletionDialect(engine, _include_usage(body), sampling.n, n_top, echoes))
 
 
 def parse_chat(body: dict[str, Any], engine: Engine, limits: HttpLimits) -> Plan:
     """A body of /v1/chat/completions; the model's own chat template makes the prompt."""
     boolean(body, "stream")
     _check_model(body, engine)
-    sampling = _sampling(body, None)
+    sampling = _sampling(body, None, engine, limits)
+    n_top = integer(body, "top_logprobs", 0, MAX_TOP_LOGPROBS)
+    logprobs = boolean(body, "logprobs")
+    if n_top and not logprobs:
+        raise bad("top_logprobs", "needs logprobs: true")
     try:
         ids = engine.tokenizer.encode_chat(_messages(body.get("messages")))
     except ValueError as error:
         raise bad("messages", str(error)) from error
-    built = build_prompts(body, [ids], [sampling], engine, "messages")
-    return Plan(built, ChatDialect(engine.model_name, _include_usage(body)))
+    wanted = Wanted(True, logprobs, None, n_top or 0)
+    built = build_prompts(body, [ids], [sampling], engine, "messages", limits, [wanted])
+    return Plan(
+        built,
+        ChatDialect(engine, _include_usage(body), sampling.n, (n_top or 0) if logprobs else None),
+    )
 
 
 def _messages(value: Any) -> list[dict[str, Any]]:
@@ -109,15 +120,23 @@ def _messages(value: Any) -> list[dict[str, Any]]:
 
 
 class _Dialect:
-    """What both kinds share. Usage is D's own count: nothing in it comes from another node."""
+    """What both kinds share. Usage is D's own count: nothing in it comes from another node.
+
+    n: outputs of each prompt. n_top: likeliest tokens in the log-probabilities, None: none are answered.
+    """
 
     prefix: str
     kind: str
     chunk_kind: str
 
-    def __init__(self, model: str, include_usage: bool) -> None:
+    def __init__(self, engine: Engine, include_usage: bool, n: int, n_top: int | None) -> None:
+        model = engine.model_name
         self._head = {"id": f"{self.prefix}-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
+        self._tokenizer = engine.tokenizer
         self._include_usage = include_usage
+        self._n = n
+        self._n_top = n_top
+        self._told: dict[int, int] = {}  # output → how many of its tokens a chunk has told the logprobs of
 
     def _choice(self, sub: Sub) -> dict[str, Any]:
         raise NotImplementedError
@@ -125,12 +144,18 @@ class _Dialect:
     def _chunk_choices(self, sub: Sub, piece: str) -> Iterable[dict[str, Any]]:
         raise NotImplementedError
 
+    def _fresh(self, sub: Sub) -> slice:
+        """The output tokens that no chunk has told of: text that is held back delays its tokens, too."""
+        start = self._told.get(sub.index, 0)
+        self._told[sub.index] = len(sub.output_ids)
+        return slice(start, len(sub.output_ids))
+
     def whole(self, subs: list[Sub]) -> Any:
         return {
             **self._head,
             "object": self.kind,
             "choices": [self._choice(sub) for sub in subs],
-            "usage": _usage(subs),
+            "usage": _usage(subs, self._n),
             "metadata": _metadata(subs),
         }
 
@@ -143,59 +168,100 @@ class _Dialect:
 
     def tail(self, subs: list[Sub]) -> Iterable[Mapping[str, Any]]:
         if self._include_usage:
-            yield {**self._head, "object": self.chunk_kind, "choices": [], "usage": _usage(subs)}
+            yield {**self._head, "object": self.chunk_kind, "choices": [], "usage": _usage(subs, self._n)}
 
 
 class CompletionDialect(_Dialect):
+    """echoes: the prompt's text before each output, or nothing."""
+
     prefix, kind, chunk_kind = "cmpl", "text_completion", "text_completion"
 
+    def __init__(
+        self, engine: Engine, include_usage: bool, n: int, n_top: int | None, echoes: list[str]
+    ) -> None:
+        super().__init__(engine, include_usage, n, n_top)
+        self._echoes = dict(enumerate(echoes))
+        self._offsets: dict[int, int] = {}  # output → characters of the tokens told of
+
     def _choice(self, sub: Sub) -> dict[str, Any]:
-        return _text_choice(sub, sub.text)
+        return self._text_choice(sub, sub.text)
 
     def _chunk_choices(self, sub: Sub, piece: str) -> Iterable[dict[str, Any]]:
-        if piece or sub.ended is not None:
-            yield _text_choice(sub, piece)
+        if piece or sub.ended is not None or sub.index in self._echoes:
+            yield self._text_choice(sub, piece)
+
+    def _text_choice(self, sub: Sub, text: str) -> dict[str, Any]:
+        """The prompt goes before the first text of its output, once."""
+        echo = self._echoes.pop(sub.index, None)
+        logprobs = None if self._n_top is None else self._logprobs(sub, self._n_top, echo is not None)
+        return {
+            "index": sub.index,
+            "text": (echo or "") + text,
+            "logprobs": logprobs,
+            "finish_reason": _reason(sub),
+        }
+
+    def _logprobs(self, sub: Sub, n_top: int, echo: bool) -> dict[str, Any]:
+        offset = self._offsets.get(sub.index, 0)
+        told = completion_logprobs(sub, self._fresh(sub), n_top, self._tokenizer, echo=echo, offset=offset)
+        self._offsets[sub.index] = offset + sum(map(len, told["tokens"]))
+        return told
 
 
 class ChatDialect(_Dialect):
     prefix, kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
-    def __init__(self, model: str, include_usage: bool) -> None:
-        super().__init__(model, include_usage)
-        self._spoke = False
+    def __init__(self, engine: Engine, include_usage: bool, n: int, n_top: int | None) -> None:
+        super().__init__(engine, include_usage, n, n_top)
+        self._spoke: set[int] = set()
 
     def _choice(self, sub: Sub) -> dict[str, Any]:
         message = {"role": "assistant", "content": sub.text}
-        return {"index": sub.index, "message": message, "logprobs": None, "finish_reason": _reason(sub)}
+        return {
+            "index": sub.index,
+            "message": message,
+            "logprobs": self._logprobs(sub),
+            "finish_reason": _reason(sub),
+        }
 
     def _chunk_choices(self, sub: Sub, piece: str) -> Iterable[dict[str, Any]]:
         """The role goes out with the first token, not before: it would pass for one in a time-to-first-token."""
         base = {"index": sub.index, "logprobs": None}
-        if not self._spoke:
-            self._spoke = True
+        if sub.index not in self._spoke:
+            self._spoke.add(sub.index)
             yield {**base, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
         if piece:
-            yield {**base, "delta": {"content": piece}, "finish_reason": None}
+            logprobs = self._logprobs(sub)
+            yield {**base, "delta": {"content": piece}, "logprobs": logprobs, "finish_reason": None}
         if sub.ended is not None:
-            yield {**base, "delta": {}, "finish_reason": _reason(sub)}
+            untold = self._told.get(sub.index, 0) < len(sub.output_ids)
+            yield {
+                **base,
+                "delta": {},
+                "logprobs": self._logprobs(sub) if untold else None,
+                "finish_reason": _reason(sub),
+            }
 
-
-def _text_choice(sub: Sub, text: str) -> dict[str, Any]:
-    return {"index": sub.index, "text": text, "logprobs": None, "finish_reason": _reason(sub)}
+    def _logprobs(self, sub: Sub) -> dict[str, Any] | None:
+        if self._n_top is None:
+            return None
+        return chat_logprobs(sub, self._fresh(sub), self._n_top, self._tokenizer)
 
 
 def _reason(sub: Sub) -> str | None:
     return sub.finish.type if sub.finish is not None else None
 
 
-def _usage(subs: list[Sub]) -> dict[str, Any]:
-    prompt = sum(len(sub.request.prompt_ids) for sub in subs)
+def _usage(subs: list[Sub], n: int) -> dict[str, Any]:
+    """A prompt counts once, however many outputs it has."""
+    prompts = subs[::n]
+    prompt = sum(len(sub.request.prompt_ids) for sub in prompts)
     completion = sum(len(sub.output_ids) for sub in subs)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
-        "prompt_tokens_details": {"cached_tokens": sum(sub.request.cached_tokens for sub in subs)},
+        "prompt_tokens_details": {"cached_tokens": sum(sub.request.cached_tokens for sub in prompts)},
     }
 
 

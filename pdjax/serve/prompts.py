@@ -1,4 +1,4 @@
-"""From texts or token ids of a body to validated prompts: what /generate and the OpenAI endpoints share.
+"""From texts or token ids of a body to validated outputs: what /generate and the OpenAI endpoints share.
 
 Everything that can be wrong with a request is found here, before the engine hears of it.
 """
@@ -6,13 +6,17 @@ Everything that can be wrong with a request is found here, before the engine hea
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from pdjax.serve.answer import HttpLimits
+from pdjax.sched.request import Grammar
 from pdjax.serve.calls import Prompt
 from pdjax.serve.engine_api import Engine
 from pdjax.serve.errors import bad
-from pdjax.serve.params import Bootstrap, Sampling, bootstraps, check_prompt, request_ids
+from pdjax.serve.limits import HttpLimits
+from pdjax.serve.logprobs import Wanted
+from pdjax.serve.params import Bootstrap, bootstraps, check_prompt, request_ids
+from pdjax.serve.sampling_fields import Sampling
 
 
 def texts_or_ids(value: Any, param: str, limits: HttpLimits) -> tuple[list[str] | list[list[int]], bool]:
@@ -36,15 +40,39 @@ def build_prompts(
     sampling: list[Sampling],
     engine: Engine,
     param: str,
+    limits: HttpLimits,
+    wanted: list[Wanted],
 ) -> list[Prompt]:
-    """Tokenize and check each prompt, and pair it with its room. sampling has one entry for each prompt."""
-    count = len(prompts)
+    """Tokenize and check each prompt, and pair its outputs with their rooms: n for each prompt, one after the other.
+
+    sampling and wanted have one entry for each prompt.
+    """
+    count, n = len(prompts), sampling[0].n
+    if any(how.n != n for how in sampling):
+        raise bad("sampling_params.n", "must be the same for all prompts")
+    if count * n > limits.max_batch:
+        raise bad("n", f"{count} prompts with {n} outputs each: the limit is {limits.max_batch} outputs")
     # Without PD the bootstrap fields mean nothing, whatever they hold.
-    meeting = bootstraps(body, count) if engine.role != "null" else [Bootstrap()] * count
-    rids = request_ids(body, count)
+    meeting = bootstraps(body, count, n) if engine.role != "null" else [Bootstrap()] * (count * n)
+    rids = request_ids(body, count, n)
     built = []
-    for prompt, how, where, rid in zip(prompts, sampling, meeting, rids, strict=True):
+    for i, (prompt, how, lists) in enumerate(zip(prompts, sampling, wanted, strict=True)):
         tokens = engine.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
         ids = check_prompt(tokens, engine.vocab_size, engine.context_length, param)
-        built.append(Prompt(ids, how.of(len(ids), engine.context_length, where.room), where, rid))
+        if lists.scores_from is not None and lists.scores_from > len(ids):
+            raise bad("logprob_start_len", f"is past the end of the prompt of {len(ids)} tokens")
+        for sample in range(n):
+            where, rid = meeting[i * n + sample], rids[i * n + sample]
+            drawn = how.of(len(ids), engine.context_length, where.room, sample)
+            drawn = replace(drawn, top_logprobs=lists.n_top, prompt_logprobs_from=lists.scores_from)
+            built.append(Prompt(ids, drawn, where, rid, how.text, _grammar(how, engine)))
     return built
+
+
+def _grammar(how: Sampling, engine: Engine) -> Grammar | None:
+    if not how.schema:
+        return None
+    try:
+        return engine.tokenizer.json_grammar(how.schema)
+    except ValueError as error:
+        raise bad(how.schema_field, str(error)) from error

@@ -8,27 +8,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from pdjax.serve.answer import HttpLimits, Plan
+from pdjax.serve.answer import Plan
 from pdjax.serve.calls import Sub
 from pdjax.serve.engine_api import Engine
 from pdjax.serve.errors import bad
-from pdjax.serve.params import (
-    NEUTRAL_GENERATE,
-    NEUTRAL_SAMPLING,
-    UINT64,
-    Sampling,
-    boolean,
-    integer,
-    refuse_unsupported,
-    seed_of,
-    stop_ids,
-    temperature,
-)
+from pdjax.serve.limits import HttpLimits
+from pdjax.serve.logprobs import Wanted, meta_info, read_wanted
+from pdjax.serve.params import NEUTRAL_ANYWHERE, NEUTRAL_GENERATE, boolean, refuse_unsupported
 from pdjax.serve.phases import phase_seconds
 from pdjax.serve.prompts import build_prompts, texts_or_ids
+from pdjax.serve.sampling_fields import SGLANG, Sampling, read_sampling
 
 DEFAULT_MAX_NEW_TOKENS = 128  # sglang's
-WHERE = "sampling_params."
 
 
 def parse_generate(body: dict[str, Any], engine: Engine, limits: HttpLimits) -> Plan:
@@ -44,37 +35,34 @@ def parse_generate(body: dict[str, Any], engine: Engine, limits: HttpLimits) -> 
         raise bad("input_ids", "must be a list of token ids or a list of such lists")
     prompts, batch = texts_or_ids(value, param, limits)
     refuse_unsupported(body, NEUTRAL_GENERATE)
-    built = build_prompts(body, prompts, _samplings(body, len(prompts)), engine, param)
-    return Plan(built, GenerateDialect(batch))
+    samplings = _samplings(body, len(prompts), engine, limits)
+    wanted = read_wanted(body, len(prompts))
+    built = build_prompts(body, prompts, samplings, engine, param, limits, wanted)
+    n = samplings[0].n
+    return Plan(built, GenerateDialect(batch or n > 1, engine, [one for one in wanted for _ in range(n)]))
 
 
-def _samplings(body: Mapping[str, Any], count: int) -> list[Sampling]:
+def _samplings(body: Mapping[str, Any], count: int, engine: Engine, limits: HttpLimits) -> list[Sampling]:
     """sampling_params is one object, or a list with one for each prompt."""
     value = body.get("sampling_params")
-    values = value if isinstance(value, list) else [{} if value is None else value] * count
-    if len(values) != count:
-        raise bad("sampling_params", f"has {len(values)} entries for {count} prompts")
-    return [_sampling(one) for one in values]
+    if isinstance(value, list):
+        if len(value) != count:
+            raise bad("sampling_params", f"has {len(value)} entries for {count} prompts")
+        return [_sampling(one, engine, limits) for one in value]
+    return [_sampling({} if value is None else value, engine, limits)] * count
 
 
-def _sampling(params: Any) -> Sampling:
+def _sampling(params: Any, engine: Engine, limits: HttpLimits) -> Sampling:
     if not isinstance(params, dict):
         raise bad("sampling_params", "must be an object")
-    refuse_unsupported(params, NEUTRAL_SAMPLING, WHERE)
-    asked = integer(params, "max_new_tokens", 1, UINT64, WHERE)
-    if asked is None and "max_new_tokens" not in params:
-        asked = DEFAULT_MAX_NEW_TOKENS
-    return Sampling(
-        max_new_tokens=asked,
-        temperature=temperature(params, WHERE),
-        seed=seed_of(params, ("sampling_seed", "seed"), WHERE),
-        ignore_eos=boolean(params, "ignore_eos", WHERE),
-        stop_token_ids=stop_ids(params, WHERE),
+    refuse_unsupported(params, NEUTRAL_ANYWHERE, SGLANG.where)
+    return read_sampling(
+        params, SGLANG, limits, default_max=DEFAULT_MAX_NEW_TOKENS, vocab_size=engine.vocab_size
     )
 
 
 def finish_reason(sub: Sub) -> dict[str, Any] | None:
-    """sglang's shape: {"type": "stop", "matched": id}, {"type": "length", "length": n}, {"type": "abort", ...}."""
+    """sglang's shape: {"type": "stop", "matched": id, text or null}, {"type": "length", "length": n}, {"type": "abort", ...}."""
     finish = sub.finish
     if finish is None:
         return None
@@ -86,13 +74,18 @@ def finish_reason(sub: Sub) -> dict[str, Any] | None:
 
 
 class GenerateDialect:
-    """batch: the client sent a list, so a list is answered, and stream frames carry an index."""
+    """batch: several outputs may come, so a list is answered, and stream frames carry an index.
 
-    def __init__(self, batch: bool) -> None:
+    wanted: what each output's log-probabilities should list.
+    """
+
+    def __init__(self, batch: bool, engine: Engine, wanted: list[Wanted]) -> None:
         self._batch = batch
+        self._engine = engine
+        self._wanted = wanted
 
     def _result(self, sub: Sub) -> dict[str, Any]:
-        request = sub.request
+        request, engine = sub.request, self._engine
         return {
             "text": sub.text,
             "output_ids": sub.output_ids,
@@ -104,6 +97,7 @@ class GenerateDialect:
                 "cached_tokens": request.cached_tokens,
                 "e2e_latency": sub.latency_s,
                 "times": phase_seconds(request.times),
+                **meta_info(sub, self._wanted[sub.index], engine.tokenizer, engine.role),
             },
         }
 

@@ -5,8 +5,8 @@ import pytest
 from serve_fakes import FakeEngine
 
 from pdjax.engine.bootstrap.httpd import HttpThread, bind
-from pdjax.serve.answer import HttpLimits
 from pdjax.serve.app import build_app
+from pdjax.serve.limits import HttpLimits
 from pdjax.serve.log import ServerLog
 
 

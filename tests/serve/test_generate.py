@@ -8,7 +8,7 @@ import pytest
 from serve_fakes import EOS, PD, failed, frames, text_outputs
 
 from pdjax.sched.request import Finish, Output
-from pdjax.serve.params import seed_for_room
+from pdjax.serve.sampling_fields import seed_for_room
 
 
 def echo(request):

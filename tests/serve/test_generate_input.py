@@ -7,7 +7,7 @@ from serve_fakes import PD, duplicate, failed, frames
 
 from pdjax.core.errors import PDError
 from pdjax.sched.request import Output
-from pdjax.serve.answer import HttpLimits
+from pdjax.serve.limits import HttpLimits
 
 ROOM_MAX = (1 << 63) - 1
 
@@ -91,7 +91,14 @@ def test_one_failed_prompt_ends_its_batch(serve):
         ({"text": "x", "stream": "yes"}, "stream"),
         ({"text": "x", "rid": 7}, "rid"),
         ({"text": "x", "rid": ["a", "b"]}, "rid"),
-        ({"text": "x", "return_logprob": True}, "return_logprob"),
+        ({"text": "x", "return_logprob": 1}, "return_logprob"),
+        ({"text": "x", "return_logprob": [True, True]}, "return_logprob"),
+        ({"text": "x", "return_logprob": True, "logprob_start_len": -2}, "logprob_start_len"),
+        ({"text": "xyz", "return_logprob": True, "logprob_start_len": 4}, "past the end of the prompt of 3"),
+        ({"text": "x", "top_logprobs_num": 21}, r"top_logprobs_num.*\[0, 20\]"),
+        ({"text": "x", "return_text_in_logprobs": 1}, "return_text_in_logprobs"),
+        ({"text": "x", "token_ids_logprob": [5]}, "token_ids_logprob"),
+        ({"text": ["x", "y"], "sampling_params": [{"n": 2}, {"n": 1}]}, "same for all prompts"),
         ({"text": "x", "lora_path": "some"}, "lora_path"),
     ],
 )
@@ -102,6 +109,11 @@ def test_wrong_bodies_are_400_before_anything_is_taken(shared, body, names_it, s
     assert answer.status_code == 400
     assert re.search(names_it, answer.json()["error"]["message"])
     assert server.engine.requests == []
+
+
+def test_a_bias_that_is_no_number_names_its_token(shared):
+    answer = shared().post("/generate", {"text": "x", "sampling_params": {"logit_bias": {"5": "1"}}})
+    assert answer.json()["error"]["param"] == "sampling_params.logit_bias.5"
 
 
 @pytest.mark.parametrize(
@@ -120,25 +132,50 @@ def test_wrong_bodies_are_400_before_anything_is_taken(shared, body, names_it, s
         ("ignore_eos", 1),
         ("stop_token_ids", 5),
         ("stop_token_ids", [1.0]),
-        ("n", 2),
+        ("stop_token_ids", [-1]),
+        ("stop_token_ids", [257]),
+        ("stop_token_ids", [1] * 1025),
+        ("n", 0),
         ("n", True),
-        ("top_p", 0.9),
-        ("top_k", 40),
-        ("min_p", 0.1),
-        ("frequency_penalty", 0.1),
-        ("presence_penalty", -1),
-        ("repetition_penalty", 1.1),
-        ("min_new_tokens", 3),
-        ("stop", "x"),
-        ("stop", ["x"]),
-        ("json_schema", "{}"),
+        ("n", 129),
+        ("best_of", 2),
+        ("top_p", 0),
+        ("top_p", 1.1),
+        ("top_p", "1"),
+        ("top_k", -2),
+        ("top_k", 4.0),
+        ("min_p", -0.1),
+        ("min_p", 1.5),
+        ("frequency_penalty", 2.1),
+        ("frequency_penalty", "1"),
+        ("presence_penalty", -2.1),
+        ("repetition_penalty", 0),
+        ("repetition_penalty", 2.5),
+        ("min_new_tokens", -1),
+        ("min_new_tokens", 129),
+        ("stop", 5),
+        ("stop", [5]),
+        ("stop", ["x", ""]),
+        ("stop", ["x"] * 65),
+        ("stop", "x" * 1025),
+        ("json_schema", 5),
+        ("json_schema", '{"wrong": 1}'),
+        ("json_schema", '{"a": "' + "x" * (64 << 10) + '"}'),
         ("regex", "a"),
-        ("logit_bias", {"5": 1}),
-        ("skip_special_tokens", False),
-        ("no_stop_trim", True),
+        ("ebnf", "a"),
+        ("stop_regex", "a"),
+        ("logit_bias", [5]),
+        ("logit_bias", {"257": 1}),
+        ("logit_bias", {"-1": 1}),
+        ("logit_bias", {"a": 1}),
+        ("logit_bias", {"5": 1, "05": 1}),
+        ("logit_bias", {str(i): 1 for i in range(1025)}),
+        ("skip_special_tokens", 0),
+        ("no_stop_trim", 1),
     ],
+    ids=lambda value: f"{value!s:.40}",
 )
-def test_sampling_parameters_that_would_change_the_answer_are_named(shared, name, value):
+def test_wrong_sampling_parameters_are_named(shared, name, value):
     server = shared()
     answer = server.post("/generate", {"text": "x", "sampling_params": {name: value}})
     assert answer.status_code == 400

@@ -6,7 +6,7 @@ import pytest
 from serve_fakes import EOS, failed, text_outputs
 
 from pdjax.sched.request import Output
-from pdjax.serve.params import seed_for_room
+from pdjax.serve.sampling_fields import seed_for_room
 
 PD = {"bootstrap_host": "127.0.0.1", "bootstrap_port": None, "bootstrap_room": 5}
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
@@ -150,12 +150,16 @@ def test_another_model_is_404_in_openais_shape(shared, path):
         ("/v1/completions", {"prompt": [999]}, "prompt"),
         ("/v1/completions", {"max_tokens": 0}, "max_tokens"),
         ("/v1/completions", {"max_tokens": 2.0}, "max_tokens"),
-        ("/v1/completions", {"n": 2}, "n"),
+        ("/v1/completions", {"n": 0}, "n"),
         ("/v1/completions", {"best_of": 2}, "best_of"),
-        ("/v1/completions", {"echo": True}, "echo"),
-        ("/v1/completions", {"logprobs": 0}, "logprobs"),
+        ("/v1/completions", {"n": 3, "best_of": 2}, "best_of"),
+        ("/v1/completions", {"echo": 1}, "echo"),
+        ("/v1/completions", {"logprobs": 21}, "logprobs"),
+        ("/v1/completions", {"logprobs": True}, "logprobs"),
         ("/v1/completions", {"suffix": "x"}, "suffix"),
-        ("/v1/completions", {"stop": ["x"]}, "stop"),
+        ("/v1/completions", {"stop": [5]}, "stop"),
+        ("/v1/completions", {"min_tokens": 17}, "min_tokens"),
+        ("/v1/completions", {"json_schema": '{"wrong": 1}'}, "json_schema"),
         ("/v1/completions", {"stream": 1}, "stream"),
         ("/v1/completions", {"stream_options": 1}, "stream_options"),
         ("/v1/completions", {"stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
@@ -172,10 +176,24 @@ def test_another_model_is_404_in_openais_shape(shared, path):
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x" * 600}]}, "messages"),
         ("/v1/chat/completions", {"max_completion_tokens": 0}, "max_completion_tokens"),
         ("/v1/chat/completions", {"temperature": -1}, "temperature"),
-        ("/v1/chat/completions", {"top_p": 0.5}, "top_p"),
-        ("/v1/chat/completions", {"logprobs": True}, "logprobs"),
+        ("/v1/chat/completions", {"top_p": 0}, "top_p"),
+        ("/v1/chat/completions", {"logprobs": 1}, "logprobs"),
+        ("/v1/chat/completions", {"top_logprobs": 2}, "top_logprobs"),
+        ("/v1/chat/completions", {"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         ("/v1/chat/completions", {"tools": [{"type": "function"}]}, "tools"),
-        ("/v1/chat/completions", {"response_format": {"type": "json_object"}}, "response_format"),
+        ("/v1/chat/completions", {"response_format": {"type": "grammar"}}, "response_format"),
+        ("/v1/chat/completions", {"response_format": {"type": "json_schema"}}, "response_format"),
+        ("/v1/chat/completions", {"response_format": "json_object"}, "response_format"),
+        (
+            "/v1/chat/completions",
+            {"response_format": {"type": "json_object"}, "json_schema": "{}"},
+            "response_format",
+        ),
+        (
+            "/v1/chat/completions",
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {"wrong": 1}}}},
+            "response_format",
+        ),
         ("/v1/chat/completions", {"seed": "x"}, "seed"),
     ],
 )
@@ -185,12 +203,6 @@ def test_wrong_bodies_are_400_and_name_the_field(shared, path, change, param):
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == param
     assert server.engine.requests == []
-
-
-def test_chat_with_n_2_and_lists_of_rooms_names_n(shared):
-    lists = {"bootstrap_host": ["h", "h"], "bootstrap_port": [1, 1], "bootstrap_room": [1, 2], "n": 2}
-    answer = shared("decode").post("/v1/chat/completions", CHAT | lists)
-    assert answer.status_code == 400 and answer.json()["error"]["param"] == "n"
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])
