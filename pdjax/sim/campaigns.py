@@ -19,6 +19,7 @@ from pdjax.sim import fuzz as fuzzing
 from pdjax.sim import mutate as mutation
 from pdjax.sim import shrink as shrinking
 from pdjax.sim.command import wrong
+from pdjax.sim.draw import draw
 from pdjax.sim.explain import explain as in_words
 from pdjax.sim.explain import meaning
 from pdjax.sim.replay import run_trace
@@ -46,10 +47,13 @@ def fuzz(
 ) -> None:
     """Random worlds with random faults, healed at the end. Every property is checked in each."""
     quiet()
-    shown = time.monotonic()
+    shown, n_failed = time.monotonic(), 0
 
     def progress(report: fuzzing.Report) -> None:
-        nonlocal shown
+        nonlocal shown, n_failed
+        for found in report.failed[n_failed:]:
+            n_failed += 1
+            typer.echo(f"seed {found.seed}: {found.text}", err=True)
         if time.monotonic() - shown > SHOW_EVERY_S:
             shown = time.monotonic()
             typer.echo(
@@ -59,7 +63,7 @@ def fuzz(
     report = fuzzing.campaign(seeds, first=first, jobs=jobs, keep_going=keep_going, progress=progress)
     typer.echo(fuzzing.summary(report, coverage=coverage))
     for found in report.failed[:1]:
-        trace = fuzzing.draw(found.seed)
+        trace = draw(found.seed)
         small = shrinking.shrink(trace, signature=tuple(found.signature), limit_s=20.0)
         save.mkdir(parents=True, exist_ok=True)
         path = save / f"{trace['name']}.json"

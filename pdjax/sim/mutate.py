@@ -506,11 +506,11 @@ def campaign(mutants: list[Mutant], runs: list[Run], jobs: int = 1) -> Iterator[
 
 def fixed_traces(folder: Path, n_seeds: int = 60) -> list[tuple[str, dict[str, Any]]]:
     """The recorded traces of the project and the first seeds of the fuzzer."""
-    from pdjax.sim import fuzz
+    from pdjax.sim.draw import draw
 
     found = [(path.stem, json.loads(path.read_text())) for path in sorted(folder.glob("*.json"))]
     found = [(name, trace) for name, trace in found if not trace.get("expect", {}).get("violations")]
-    return found + [(f"seed {seed}", fuzz.draw(seed)) for seed in range(n_seeds)]
+    return found + [(f"seed {seed}", draw(seed)) for seed in range(n_seeds)]
 
 
 # ---------------------------------------------------------------- the page

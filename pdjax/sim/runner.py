@@ -8,8 +8,10 @@ import JAX, read a clock, or remember anything of a request outside the pools.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -23,6 +25,7 @@ from pdjax.sched.request import SamplingParams
 
 MASK = (1 << 64) - 1
 TAIL = 2  # words of one position in one layer: the chain, and (position, token) for a reader of dumps
+_PAIR = struct.Struct("<QQ")
 POISON = 0xDEAD_BEEF_DEAD_BEEF  # what a page holds before anything is written
 
 
@@ -36,31 +39,39 @@ class SimModel:
 
 def chain(previous: int, token: int) -> int:
     """The content word of a position from that of the position before it (0 before the first)."""
-    return xxhash.xxh3_64_intdigest(previous.to_bytes(8, "little") + token.to_bytes(8, "little"))
+    return xxhash.xxh3_64_intdigest(_PAIR.pack(previous, token))
 
 
+@cache
 def _layer_key(layer: int) -> int:
     return (layer * 0x9E37_79B9_7F4A_7C15) & MASK  # layer 0 holds the chain itself
 
 
 def contents(model: SimModel, tokens: Sequence[int], start: int, previous: int) -> np.ndarray:
     """KV of tokens at positions start…, after the chain word ``previous``: uint64 (n_layers, len(tokens), TAIL)."""
-    out = np.empty((model.n_layers, len(tokens), TAIL), np.uint64)
-    for i, token in enumerate(tokens):
+    words = []
+    for token in tokens:
         previous = chain(previous, token)
-        for layer in range(model.n_layers):
-            out[layer, i] = previous ^ _layer_key(layer), (start + i) << 32 | token
+        words.append(previous)
+    out = np.empty((model.n_layers, len(tokens), TAIL), np.uint64)
+    for layer in range(model.n_layers):
+        key = _layer_key(layer)
+        out[layer, :, 0] = [word ^ key for word in words]
+    out[:, :, 1] = [(start + i) << 32 | token for i, token in enumerate(tokens)]
     return out
 
 
 def next_token(model: SimModel, kv: np.ndarray, sample: SampleSpec) -> Sampled:
     """The token after the positions of kv, uint64 (n_layers, n, TAIL); the draw depends on (seed, position) only."""
-    seed = sample.seed if sample.temperature > 0 else 0
-    word = xxhash.xxh3_64_intdigest(np.ascontiguousarray(kv).tobytes(), seed=seed & MASK)
+    word = _word(np.ascontiguousarray(kv).tobytes(), sample.seed if sample.temperature > 0 else 0)
     best = word % model.n_vocab
     token = best if sample.plain else _steered(model, best, sample)
     top = [(best + i) % model.n_vocab for i in range(sample.n_top)]
     return Sampled(token, _logprob(model, word, token), tuple((t, _logprob(model, word, t)) for t in top))
+
+
+def _word(kv: bytes, seed: int) -> int:
+    return xxhash.xxh3_64_intdigest(kv, seed=seed & MASK)
 
 
 def _logprob(model: SimModel, word: int, token: int) -> float:
@@ -90,15 +101,22 @@ def expected_tokens(
 ) -> list[int]:
     """The right answer without pools: at most n tokens, up to and with the first that stops the request."""
     model = model or SimModel()
-    sample = SampleSpec(sampling.temperature, sampling.seed)
+    seed = sampling.seed if sampling.temperature > 0 else 0
     stops = set(sampling.stop_token_ids) | (set() if sampling.ignore_eos else set(eos_ids))
+    layers = [bytearray() for _ in range(model.n_layers)]  # as the pools hold them, without their pages
+    previous = position = 0
     out: list[int] = []
-    kv = contents(model, prompt, 0, 0)
+    unread = list(prompt)
     while len(out) < n:
-        out.append(next_token(model, kv, sample).token)
+        for token in unread:
+            previous = chain(previous, token)
+            for layer, content in enumerate(layers):
+                content += _PAIR.pack(previous ^ _layer_key(layer), position << 32 | token)
+            position += 1
+        out.append(_word(b"".join(layers), seed) % model.n_vocab)
         if out[-1] in stops:
             break
-        kv = np.concatenate([kv, contents(model, out[-1:], kv.shape[1], int(kv[0, -1, 0]))], axis=1)
+        unread = out[-1:]
     return out
 
 
@@ -186,29 +204,33 @@ class SimRunner:
         for part, array in zip(packed.parts, packed.arrays, strict=True):
             self.arrays[part.pool][part.layer : part.layer_stop, index[part.page : part.page_stop]] = array
 
-    def _slots(self, pages: Sequence[int], start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+    def _check(self, pages: Sequence[int], stop: int) -> None:
+        """Positions up to stop lie in this page table, and its pages in the pool."""
         if stop > len(pages) * self.page_size:
             raise ValueError(f"position {stop - 1} lies outside a page table of {len(pages)} pages")
-        table = np.asarray(pages)
-        if table.min() < 1 or table.max() >= self.num_pages:
+        if min(pages) < 1 or max(pages) >= self.num_pages:
             raise ValueError(f"page table {list(pages)}: pages lie in 1…{self.num_pages - 1}")
-        positions = np.arange(start, stop)
-        return table[positions // self.page_size], positions % self.page_size
 
     def _read(self, pages: Sequence[int], stop: int) -> np.ndarray[Any, Any]:
-        page, slot = self._slots(pages, 0, stop)
-        kv: np.ndarray[Any, Any] = self.kv[:, page, slot]
+        self._check(pages, stop)
+        table = np.array(pages[: -(-stop // self.page_size)])
+
+        def held(pool: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+            return pool[:, table].reshape(self.model.n_layers, -1, TAIL)[:, :stop]
+
+        kv = held(self.kv)
         for i, pool in enumerate(self.arrays[1:], 1):
-            kv = kv ^ (pool[:, page, slot] ^ _layer_key(-i) ^ self.kv[:, page, slot])
+            kv = kv ^ (held(pool) ^ _layer_key(-i) ^ held(self.kv))
         return kv
 
     def _append(self, tokens: Sequence[int], start: int, pages: Sequence[int]) -> None:
         """Write tokens at positions start…, continuing from what the pages hold at start-1."""
-        previous = 0
+        self._check(pages, start + len(tokens))
+        previous, size = 0, self.page_size
         if start:
-            page, slot = self._slots(pages, start - 1, start)
-            previous = int(self.kv[0, page[0], slot[0], 0])
-        page, slot = self._slots(pages, start, start + len(tokens))
+            previous = int(self.kv[0, pages[(start - 1) // size], (start - 1) % size, 0])
+        positions = np.arange(start, start + len(tokens))
+        page, slot = np.array(pages)[positions // size], positions % size
         written = contents(self.model, tokens, start, previous)
         self.kv[:, page, slot] = written
         for i, pool in enumerate(self.arrays[1:], 1):

@@ -6,8 +6,9 @@ import time
 import pytest
 from typer.testing import CliRunner
 
-from pdjax.sim import fuzz, mutate
+from pdjax.sim import mutate
 from pdjax.sim.cli import app
+from pdjax.sim.draw import draw
 from pdjax.sim.replay import run_trace
 from pdjax.sim.shrink import shrink, signature_of
 from pdjax.sim.trace_file import dumps
@@ -19,7 +20,7 @@ def mistake(name):
 
 def failing_seed(name, wanted):
     for seed in range(400):
-        trace = fuzz.draw(seed)
+        trace = draw(seed)
         if wanted in signature_of(trace):
             return trace
     raise AssertionError(f"{name} breaks {wanted} in no world")
@@ -42,7 +43,7 @@ def test_a_failing_world_becomes_a_few_steps(name, wanted, steps):
 
 def test_a_trace_that_passes_is_not_shrunk():
     with pytest.raises(ValueError, match="passes"):
-        shrink(fuzz.draw(0))
+        shrink(draw(0))
 
 
 def test_commands(tmp_path):
@@ -75,4 +76,4 @@ def test_a_violation_is_explained_with_its_row_its_room_and_the_owners():
         trace = failing_seed("quiet", "S1")
         text = explain(run_trace(trace))
     assert "S1: a page or a packed byte" in text and "row " in text and "until then:" in text
-    assert explain(run_trace(fuzz.draw(0))).startswith("Nothing to explain")
+    assert explain(run_trace(draw(0))).startswith("Nothing to explain")

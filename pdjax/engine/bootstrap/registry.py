@@ -22,6 +22,7 @@ MAX_DEPTH = (
     8  # of what a registration may nest: a deep one could be read, but never written into an answer again
 )
 UINT64_MAX = (1 << 64) - 1
+ROUNDING_S = 1e-6  # of times that are added and compared
 
 Registered = Literal["new", "renewed", "replaced", "stale", "full"]
 
@@ -224,6 +225,8 @@ class Registry:
         # left must not list it again (S5). After that the TTL bounds the harm.
         self._floor: dict[Key, tuple[int, float]] = {}
         self._now = 0.0
+        # Before this time nothing can expire: a beat only moves that on, and what is added lives for a whole TTL.
+        self._calm_until = float("-inf")
 
     def __len__(self) -> int:
         return len(self._held)
@@ -274,6 +277,8 @@ class Registry:
     def sweep(self, now: float) -> list[Key]:
         """Forget the seats that were silent for longer than the TTL, and return them (RFC-2 §5.3)."""
         self._now = max(self._now, now)
+        if now < self._calm_until:
+            return []
         late = [key for key, held in self._held.items() if now - held.heard > self.ttl_s]
         for key in late:
             # The same life may come back: it may only have been stalled (V6).
@@ -281,6 +286,9 @@ class Registry:
         self.counters["expired"] += len(late)
         for key in [key for key, (_, until) in self._floor.items() if now > until]:
             del self._floor[key]
+        heard = min((held.heard for held in self._held.values()), default=now)
+        floors = min((until for _, until in self._floor.values()), default=now + self.ttl_s)
+        self._calm_until = min(heard + self.ttl_s, floors) - ROUNDING_S
         return late
 
     def _vacate(self, key: Key, floor: int) -> None:

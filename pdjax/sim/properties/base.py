@@ -220,6 +220,13 @@ class Context:
     def settings(self, name: str) -> Any:
         return self.world.nodes[name].manager.settings
 
+    def set_back(self, name: str, epoch: str) -> bool:
+        """An earlier life of the node has a greater epoch: its clock went back before it started (decision 0006).
+
+        Until they forget the earlier life, its peers and the registry take it for a message out of the past.
+        """
+        return any(n == name and int(e) > int(epoch) for n, e in self.births)
+
     def stopped(self, name: str) -> bool:
         """The process stands still, or stood still a moment ago and is reading its inbox."""
         until = self.world.net._frozen_until.get(name, 0.0)

@@ -224,9 +224,11 @@ class V7(Property):
             there = self.ctx.other_side(track)
             if there is None or not there.live or self.ctx.stopped(there.node):
                 return
+            if any(self.ctx.set_back(t.node, t.epoch) for t in (track, there)):
+                return  # neither believes the other yet: silence and leases are left
             if there.began_ms > began or not self._same(track, there, attempt):
                 return
-            if self._never_met(*((track, there) if track.role == "receiver" else (there, track))):
+            if self._waits_for_another(*((track, there) if track.role == "receiver" else (there, track))):
                 return
             self.breach(
                 f"{track} ended ({track.reason}), {there} is still {there.state} {bound_ms:g} ms later"
@@ -234,11 +236,20 @@ class V7(Property):
 
         self.ctx.at(began + bound_ms + SLACK_MS + STEP_MS, check)
 
-    def _never_met(self, receiver: Track, sender: Track) -> bool:
-        """The registry has not shown this P to D (it is away, or does not match): only timers are left."""
+    def _waits_for_another(self, receiver: Track, sender: Track) -> bool:
+        """D is not bound, and this P is none of those that it may still hear of: only timers are left.
+
+        The registry has not shown the P to D (it is away, or does not match), or the P has said failed while others
+        remain, which is no failure (protocol §3: D cannot know which of them the router has chosen).
+        """
         node = self.ctx.node(receiver.node, receiver.epoch)
         record = node.manager.receiver.rooms.get(receiver.room) if node is not None else None
-        return record is None or sender.node not in record.candidates
+        if record is None:
+            return True
+        candidate = record.candidates.get(sender.node)
+        if candidate is None:
+            return True
+        return candidate.out and any(not c.out for c in record.candidates.values())
 
     def _same(self, track: Track, there: Track, attempt: str) -> bool:
         """The two records are one hand-off: bound to each other, or not bound and of one request."""

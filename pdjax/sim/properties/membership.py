@@ -36,9 +36,7 @@ class V6(Property):
 
         def check() -> None:
             node = self.ctx.node(name, epoch)
-            bound_ms = self._bound_ms(name)
-            if any(n == name and int(e) > int(epoch) for n, e in self.ctx.births):
-                bound_ms *= 2  # its clock went back before it started (docs/decisions/0006)
+            bound_ms = self._bound_ms(name, epoch)
             if node is None or node.manager.draining:
                 return
             calm = self.ctx.now - max(self.ctx.disturbed_ms, line["t"]) >= bound_ms
@@ -47,17 +45,18 @@ class V6(Property):
             elif not listed(self.ctx, name, epoch):
                 self.breach(f"{name} lives and is not listed")
 
-        self.ctx.at(line["t"] + self._bound_ms(name), check)
+        self.ctx.at(line["t"] + self._bound_ms(name, epoch), check)
 
-    def _bound_ms(self, name: str) -> float:
+    def _bound_ms(self, name: str, epoch: str) -> float:
         s = self.ctx.settings(name)
-        return float(s.heartbeat_ttl_s + s.heartbeat_interval_s + s.answer_bound_s) * 1000
+        bound_ms = float(s.heartbeat_ttl_s + s.heartbeat_interval_s + s.answer_bound_s) * 1000
+        return 2 * bound_ms if self.ctx.set_back(name, epoch) else bound_ms
 
     def at_end(self) -> None:
         if self.ctx.world.net.registry is None:
             return
         for node in self.ctx.nodes():
-            calm = self.ctx.now - self.ctx.disturbed_ms >= self._bound_ms(node.name)
+            calm = self.ctx.now - self.ctx.disturbed_ms >= self._bound_ms(node.name, node.manager.log.epoch)
             if (
                 calm
                 and not node.manager.draining
@@ -83,7 +82,7 @@ class V8(Property):
 class V12(Property):
     name = "V12"
     sentence = "after drain nothing is accepted, what runs ends, and the registration is removed"
-    bound = "T_drain = request"
+    bound = "T_drain = request; the registration: τ more, counted from the end of the device step under way"
     hears = ("transition",)
     sampled = True
 
@@ -94,6 +93,8 @@ class V12(Property):
     def __init__(self, ctx: Context) -> None:
         super().__init__(ctx)
         self.since: dict[tuple[str, str], float] = {}
+        self.stepping: set[tuple[str, str]] = set()  # inside a device step when they were last looked at
+        self.free_ms: dict[tuple[str, str], float] = {}  # when the newest step was first seen to be over
 
     def on_line(self, line: dict[str, Any], track: Track | None) -> None:
         node = self.ctx.node(line["node"], line["epoch"])
@@ -106,10 +107,17 @@ class V12(Property):
                 continue
             key = (node.name, str(node.manager.epoch))
             since = self.since.setdefault(key, self.ctx.now)
+            if node._busy or key in self.stepping:
+                self.free_ms[key] = self.ctx.now
+            (self.stepping.add if node._busy else self.stepping.discard)(key)
             if self.ctx.stopped(node.name):
                 self.since[key] = self.ctx.now
             elif self.ctx.now - since > node.manager.settings.request_timeout_s * 1000 + STEP_MS:
                 if node.manager.n_live:
                     self.breach(f"{node.name}: {node.manager.n_live} rooms live after the drain")
-                elif listed(self.ctx, *key) and self.ctx.now - self.ctx.disturbed_ms > STEP_MS:
+                elif listed(self.ctx, *key) and self._calm_for_ms(key) > STEP_MS:
                     self.breach(f"{node.name}: still listed after the drain")
+
+    def _calm_for_ms(self, key: tuple[str, str]) -> float:
+        """How long nothing has kept the node from leaving: no fault, no device step that it must finish."""
+        return self.ctx.now - max(self.ctx.disturbed_ms, self.free_ms.get(key, -1e18))
