@@ -108,6 +108,7 @@ class Node:
         self._step: Event | None = None
         self._step_at = 0.0
         self._busy = False
+        self.host_turns = 0  # how often its scheduler has looked at its queues
         process = f"{self.name}@{epoch}"
         self.runner = SimRunner(
             page_size=spec.page_size, num_pages=spec.num_pages, max_batch=spec.max_batch, model=spec.model,
@@ -202,6 +203,7 @@ class Node:
             self._step_by(until + GAP_S)
             return
         scheduler = self.scheduler
+        self.host_turns += 1
         try:
             worked = scheduler.host_work()
         except Exception as error:
@@ -218,6 +220,11 @@ class Node:
             if wake is not None:
                 self._step_by(max(wake, self.net.clock() + self._loop_s))
         self._after(self)
+
+    @property
+    def will_look(self) -> bool:
+        """Its scheduler is in a device step, or will look at its queues by itself."""
+        return self._busy or self._step is not None
 
     def _device_cost_s(self) -> float | None:
         """What the device calls of this step will take; None: there are none."""

@@ -128,9 +128,21 @@ class V2(Property):
         self.ctx.at(due, run)
 
     def _work(self, track: Track) -> None:
+        """A scheduler hears of the end in its next turn, or in the one after if it has not taken the request in yet.
+
+        A device step may hold these turns up.
+        """
+        node = self.ctx.node(track.node, track.epoch)
+        turns = node.host_turns if node is not None else 0
+
         def check() -> str:
             node = self.ctx.node(track.node, track.epoch)
-            return "its scheduler still works for it" if node and still_works(node, track.room) else ""
+            if node is None or not still_works(node, track.room):
+                return ""
+            if node.host_turns < turns + 2 and node.will_look:
+                self._later(track, STEP_MS, check)
+                return ""
+            return "its scheduler still works for it"
 
         self._later(track, 2 * STEP_MS, check)
 
@@ -285,7 +297,11 @@ class V10(Property):
         """D takes a P for gone: did it live, and could it be heard, all the time?"""
         patience_ms = self.ctx.settings(track.node).peer_timeout_s * 1000
         calm = self.ctx.disturbed_ms < line["t"] - 2 * patience_ms
-        if calm and self.ctx.node(line["peer"]) and not self.ctx.stopped(line["peer"]):
+        node = self.ctx.node(line["peer"])
+        if not calm or node is None or self.ctx.stopped(line["peer"]):
+            return
+        lives = ((track.node, track.epoch), (line["peer"], node.manager.log.epoch))
+        if not any(self.ctx.set_back(*life) for life in lives):
             self.breach(f"{track}: {line['peer']} lives and counts as silent", line)
 
     def on_line(self, line: dict[str, Any], track: Track | None) -> None:
