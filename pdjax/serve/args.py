@@ -142,6 +142,11 @@ class ServeArgs:
         return content.decode()
 
     @property
+    def transfer_ports(self) -> tuple[int, int] | None:
+        """P: the first and the last of its fixed ports, the side channel's included; None: the kernel chooses."""
+        return (self.port_base, self.port_base + 2 * self.settings.max_peers) if self.port_base else None
+
+    @property
     def routers(self) -> list[str]:
         return [one.strip() for one in self.router_url.split(",") if one.strip()]
 
@@ -279,3 +284,10 @@ class ShowArgs:
     """``pdjax config show``, beside the flags of serve."""
 
     as_json: bool = arg("json", "one JSON object: flag → value and origin", False)
+
+
+@dataclass(frozen=True)
+class DoctorArgs:
+    """``pdjax doctor``, beside the flags of serve."""
+
+    as_json: bool = arg("json", "one JSON object: whether all is well, and every check", False)

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import typer
 
 from pdjax.core.errors import ConfigError
-from pdjax.serve.args import BootstrapArgs, ShowArgs, UpArgs
+from pdjax.serve.args import BootstrapArgs, DoctorArgs, ShowArgs, UpArgs
 from pdjax.serve.local import Plan, from_file, up
 from pdjax.serve.options import NOT_SET, SERVE, file_settings, origins, serve_args, with_flags
 from pdjax.serve.ready import print_ready
@@ -64,6 +64,17 @@ def bootstrap(context: typer.Context, **options: Any) -> None:
     server.stop()
 
 
+@app.command()
+@with_flags(*SERVE, (DoctorArgs, "Output"), may_lack=True)
+def doctor(context: typer.Context, **options: Any) -> None:
+    """Say what would keep `pdjax serve` with these flags from starting, being found, or fitting its peers."""
+    as_json = options.pop("as_json")
+    from pdjax.serve.doctor import examine, report  # the HTTP client comes with it
+
+    findings = examine(serve_args(options), model_known=options["model"] != NOT_SET)
+    raise typer.Exit(report(findings, as_json=as_json))
+
+
 config_app = typer.Typer(help="The effective configuration of a server.", rich_markup_mode=None)
 app.add_typer(config_app, name="config")
 
@@ -104,9 +115,8 @@ def fetch(name: Annotated[str, typer.Argument(help="smollm2")]) -> None:
 def up_command(context: typer.Context, **options: Any) -> None:
     """Start registry, prefill and decode instances and the router on this machine; options it does not know go to serve."""
     as_json = options.pop("as_json")
-    chips = {
-        name: tuple(filter(None, options.pop(name).split(";"))) for name in ("prefill_chips", "decode_chips")
-    }
+    entries = {name: str(options.pop(name)).split(";") for name in ("prefill_chips", "decode_chips")}
+    chips: dict[str, Any] = {name: tuple(filter(None, found)) for name, found in entries.items()}
     plan = Plan(**options, **chips, extra=(*from_file(file_settings(context)), *context.args))
     raise typer.Exit(up(plan, as_json=as_json))
 
@@ -129,12 +139,11 @@ def root(
 def _from_environment(error: Any) -> str:
     """Which variable a wrong value came from: the message names the flag, which nobody wrote."""
     context, option = error.ctx, getattr(error, "param", None)
-    source = context.get_parameter_source(option.name) if context is not None and option is not None else None
-    return (
-        f" (of the environment variable {option.envvar})"
-        if getattr(source, "name", "") == "ENVIRONMENT"
-        else ""
-    )
+    if context is None or option is None:
+        return ""
+    source = context.get_parameter_source(option.name)
+    named = f" (of the environment variable {option.envvar})"
+    return named if source is not None and source.name == "ENVIRONMENT" else ""
 
 
 def run(argv: Sequence[str] | None = None) -> int:

@@ -17,7 +17,7 @@ from typing import IO, Any
 
 from pdjax.core.errors import ConfigError, PDError
 from pdjax.core.identity import make_epoch
-from pdjax.core.pools import KVArgs, request_digest
+from pdjax.core.pools import Fingerprint, KVArgs, request_digest
 from pdjax.core.trace import EventLog
 from pdjax.core.wire import PROTOCOL_VERSION
 from pdjax.engine.base import Leg
@@ -89,6 +89,17 @@ def load(args: ServeArgs) -> Model:
     return Model(name, runner, tokenizer, info)
 
 
+def _fingerprint(runner: JaxRunner) -> Fingerprint:
+    return runner.fingerprint(
+        protocol=PROTOCOL_VERSION, transfer_size=TRANSFER_SIZE, transport_addresses=TRANSPORT_ADDRESSES
+    )
+
+
+def own_fingerprint(args: ServeArgs) -> Fingerprint:
+    """What a server with these flags would tell its peers; reads the weights. Raises ConfigError."""
+    return _fingerprint(load(args).runner)
+
+
 class Node:
     """Implements serve.engine_api.Engine. ``start`` once; ``stop`` once."""
 
@@ -131,9 +142,7 @@ class Node:
     def _make_manager(self, serving_url: str) -> None:
         args, settings = self.args, self.args.settings
         pools = list(self.runner.pools)
-        prints = self.runner.fingerprint(
-            protocol=PROTOCOL_VERSION, transfer_size=TRANSFER_SIZE, transport_addresses=TRANSPORT_ADDRESSES
-        )
+        prints = _fingerprint(self.runner)
         kv = KVArgs(pools, args.page_size, prints, self.instance_id, serving_url)
         clock = time.monotonic
         channel = self.channel = (
@@ -316,6 +325,7 @@ class Node:
             member = self.registry.membership
             info["registry"] = {**self.registry.counters, "compatible_peers": member.compatible or 0}
             info["registry_error"] = member.error
+            info["transfer_ports"] = self.args.transfer_ports
             info["rejected_peers"] = dict(member.rejected or {})
         if self.router is not None:
             info["router_errors"] = dict(self.router.errors)

@@ -56,7 +56,8 @@ class _Answer:
     silent: bool = False  # the latest look-up ended by CALL_TIMEOUT_S: not even a refusal came
 
 
-def _base_url(host: str, port: int) -> str:
+def base_url(host: str, port: int) -> str:
+    """http://host:port, with brackets around IPv6."""
     try:
         return (
             f"http://[{host}]:{port}" if ipaddress.ip_address(host).version == 6 else f"http://{host}:{port}"
@@ -196,7 +197,7 @@ class HttpRegistryClient:
     async def _keep_alive(self, payload: dict[str, Any]) -> None:
         """PUT until it is accepted, then heartbeat; 404 (expired, restarted, replaced) registers again (V6)."""
         assert self.host is not None
-        base = _base_url(self.host, self.port)
+        base = base_url(self.host, self.port)
         beat = {
             name: payload[name]
             for name in payload
@@ -289,7 +290,7 @@ class HttpRegistryClient:
             query["fingerprint"] = msgspec.json.encode(asker).decode()
         self.counters["lookup_sent"] += 1
         try:
-            answer = await self._http.get(f"{_base_url(*where)}/route", params=query)
+            answer = await self._http.get(f"{base_url(*where)}/route", params=query)
             answer.raise_for_status()
             return self._read(answer.json())
         except (httpx.HTTPError, httpx.InvalidURL, BadRegistration, ValueError, KeyError, TypeError) as error:
