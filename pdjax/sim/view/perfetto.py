@@ -8,8 +8,12 @@ from typing import Any
 import msgspec
 
 from pdjax.sim.replay import Result
+from pdjax.sim.view.spans import arrows_of, stays_of
 from pdjax.sim.view.story import WORLD, sentence
-from pdjax.sim.view.svg import _arrows
+
+
+def _us(ms: float) -> float:
+    return round(ms * 1000, 3)
 
 
 def perfetto(result: Result) -> str:
@@ -23,43 +27,33 @@ def perfetto(result: Result) -> str:
         for name, pid in pids.items()
     ]
 
-    def tid(line: dict[str, Any]) -> int:
-        room = str(line.get("room", ""))
-        return tids.setdefault(room, len(tids) + 1) if room else 0
+    def tid(room: object) -> int:
+        return tids.setdefault(str(room), len(tids) + 1) if room != "" else 0
 
-    open_: dict[tuple[str, str], dict[str, Any]] = {}
     for line in lines:
-        pid, us = pids[line["node"]], line["t"] * 1000
-        if "role" in line and line["from"] != line["to"]:
-            key = (line["node"], str(line["room"]))
-            if key in open_:
-                began = open_.pop(key)
-                events.append({**began, "dur": us - began["ts"]})
-            if line["to"] != "Absent":
-                open_[key] = {
-                    "ph": "X", "name": line["to"], "cat": line["role"], "pid": pid, "tid": tid(line), "ts": us,
-                    "args": {"event": line["event"], "row": line["row"]},
-                }  # fmt: skip
         if line["event"] not in ("sent", "delivered"):
             name = line["event"]
             if line["node"] == WORLD and name == "step":
                 name = sentence(result.trace.raw["steps"][line["step"]], line["step"])
             args = {k: v for k, v in line.items() if k not in ("t", "node", "n")}
-            events.append(
-                {"ph": "i", "s": "t", "name": name, "pid": pid, "tid": tid(line), "ts": us, "args": args}
-            )
-    end = result.end_ms * 1000
-    events += [{**began, "dur": max(end - began["ts"], 1)} for began in open_.values()]
-    for i, arrow in enumerate(_arrows(lines)):
-        if arrow["arrived"] and arrow["from"] in pids and arrow["to"] in pids:
-            track = tids.setdefault(str(arrow["room"]), len(tids) + 1)
-            flow = {"cat": "message", "name": arrow["message"], "id": i, "tid": track}
-            events.append({**flow, "ph": "s", "pid": pids[arrow["from"]], "ts": arrow["t"] * 1000})
-            events.append(
-                {**flow, "ph": "f", "bp": "e", "pid": pids[arrow["to"]], "ts": arrow["to_t"] * 1000}
-            )
-    for room, n in tids.items():
-        args = {"name": f"room {room}"}
+            at = {"pid": pids[line["node"]], "tid": tid(line.get("room", "")), "ts": _us(line["t"])}
+            events.append({"ph": "i", "s": "t", "name": name, **at, "args": args})
+    for stay in stays_of(lines):
+        ended = result.end_ms if stay.to_t is None else stay.to_t
+        events.append(
+            {
+                "ph": "X", "name": stay.state, "cat": stay.role, "pid": pids[stay.node], "tid": tid(stay.room),
+                "ts": _us(stay.t), "dur": max(_us(ended - stay.t), 1.0),
+                "args": {"event": stay.event, "row": stay.row},
+            }
+        )  # fmt: skip
+    for i, arrow in enumerate(arrows_of(lines, result.trace.timing.link)):
+        if arrow.arrived and arrow.source in pids and arrow.target in pids:
+            flow = {"cat": "message", "name": arrow.message, "id": i, "tid": tid(arrow.room)}
+            events.append({**flow, "ph": "s", "pid": pids[arrow.source], "ts": _us(arrow.t)})
+            events.append({**flow, "ph": "f", "bp": "e", "pid": pids[arrow.target], "ts": _us(arrow.to_t)})
+    for room, n in {"process": 0, **tids}.items():
+        args = {"name": f"room {room}" if n else room}
         events += [
             {"ph": "M", "name": "thread_name", "pid": pid, "tid": n, "args": args} for pid in pids.values()
         ]

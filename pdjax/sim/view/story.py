@@ -36,12 +36,14 @@ def short_room(room: int | str) -> str:
 
 @dataclass
 class Story:
-    """Reads lines one by one. steps: a sentence for each step of the trace file."""
+    """Reads lines one by one. steps: a sentence for each step of the trace file. messages: whether to tell them, too."""
 
     steps: list[str]
     many_rooms: bool
+    messages: bool = True
     rows: list[Row] = field(default_factory=list)
     _seen: dict[tuple[Any, ...], None] = field(default_factory=dict)
+    _room_said: dict[str, str] = field(default_factory=dict)  # node → room of the newest text of its cell
 
     def read(self, lines: Iterable[Mapping[str, Any]]) -> list[Row]:
         for line in lines:
@@ -51,14 +53,19 @@ class Story:
             node, text, marked = told
             if not self.rows or self.rows[-1].t != line["t"]:
                 self.rows.append(Row(line["t"]))
+                self._room_said.clear()
             row = self.rows[-1]
-            row.cells.setdefault(node, []).append(text)
+            row.cells.setdefault(node, []).append(self._room(line) + text)
             if marked:
                 row.marks[node] = None
         return self.rows
 
     def _room(self, line: Mapping[str, Any]) -> str:
-        return f"{short_room(line['room'])} " if self.many_rooms and "room" in line else ""
+        """Whose line it is, where the line before it in the same cell does not say so already."""
+        node, room = str(line["node"]), str(line.get("room", ""))
+        before, self._room_said[node] = self._room_said.get(node, ""), room
+        told = room and node not in (WORLD, "x0") and self.many_rooms and room != before
+        return f"{short_room(room)} " if told else ""
 
     def _tell(self, line: Mapping[str, Any]) -> tuple[str, str, bool] | None:
         node, event = str(line["node"]), str(line["event"])
@@ -68,9 +75,8 @@ class Story:
             return self._transition(line, node, event)
         if event in QUIET or (event == "started" and line["n"] == 0):
             return None
-        room = self._room(line)
         if event in ("sent", "delivered"):
-            return self._message(line, node, event, room)
+            return self._message(line, node, event) if self.messages else None
         if event in ("pages_taken", "pages_freed"):
             sign = "+" if event == "pages_taken" else "−"
             return node, f"{sign}{len(line['pages'])} pages", False
@@ -89,7 +95,7 @@ class Story:
         }.get(event, event.replace("_", " "))  # fmt: skip
         if event in ("effect_failed", "illegal"):
             text = f"{text}: {line.get('detail')}"
-        return node, room + text, event in ("crashed", "effect_failed", "illegal")
+        return node, text, event in ("crashed", "effect_failed", "illegal")
 
     def _done_to_world(self, line: Mapping[str, Any], event: str) -> tuple[str, str, bool] | None:
         if event == "step":
@@ -101,17 +107,15 @@ class Story:
         source, target = line["from"], line["to"]
         if source == target:
             if event == "landed":
-                return node, self._room(line) + "landed", False
+                return node, "landed", False
             return None
         reason = f" ({line['reason']})" if line.get("reason") else ""
         arrow = f"{LETTER[source]}→{LETTER[target]}"
         if event == "tombstone_timer":
             return None
-        return node, f"{self._room(line)}{arrow} {event}{reason}", target == "Failed"
+        return node, f"{arrow} {event}{reason}", target == "Failed"
 
-    def _message(
-        self, line: Mapping[str, Any], node: str, event: str, room: str
-    ) -> tuple[str, str, bool] | None:
+    def _message(self, line: Mapping[str, Any], node: str, event: str) -> tuple[str, str, bool] | None:
         """The first of its kind on each way and, of those that carry an end, every one."""
         key = (node, line["epoch"], event, line["message"], line["peer"], line.get("room"))
         if key in self._seen and line["message"] in ("hello", "pending", "unknown", "ready"):
@@ -122,7 +126,7 @@ class Story:
             if event == "sent"
             else f"{line['peer']} ⇢ {line['message']}"
         )
-        return node, room + arrow, False
+        return node, arrow, False
 
 
 def sentence(step: Mapping[str, Any], index: int) -> str:

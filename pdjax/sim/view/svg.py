@@ -1,131 +1,198 @@
 """A run as a space-time picture: a vertical line for each process, downwards is later, messages are arrows.
 
-Instants stand at equal distances, with their time beside them: a hand-off takes milliseconds, its timers seconds.
+Instants stand at equal distances, with their time beside them: a hand-off takes milliseconds, its timers seconds. What a
+P does stands left of its line and what a D does right of its own, so that the arrows between them have the middle.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import textwrap
+from collections.abc import Iterable
 from html import escape
+from math import inf
 from typing import Any
 
 import msgspec
 
 from pdjax.sim.replay import Result
-from pdjax.sim.view.story import LETTER, WORLD, Story, rooms_of, sentence, short_room
+from pdjax.sim.view.spans import Arrow, Stay, arrows_of, stays_of
+from pdjax.sim.view.story import LETTER, WORLD, Row, Story, rooms_of, sentence, short_room
 
-ROW, COLUMN, LEFT, TOP = 17, 230, 80, 46
+LINE, ROW_GAP, CHAR, WRAP = (
+    14,
+    5,
+    6.1,
+    42,
+)  # px of a line of text, between rows, of a character; characters of a line
+TIMES, TOP, MIDDLE, GAP, LANE = (
+    70,
+    62,
+    190,
+    28,
+    6,
+)  # px: time column, first row, P to D, between columns, a room's bar
 COLORS = {
     "ready": "#1a7f37", "done": "#1a7f37", "done_ack": "#1a7f37", "abort": "#cf222e", "failed": "#cf222e",
 }  # fmt: skip
-STATE_COLORS = {"B": "#8c959f", "W": "#bf8700", "T": "#0969da", "S": "#1a7f37", "F": "#cf222e"}
+STATE_COLORS = {"B": "#8c959f", "W": "#bf8700", "T": "#0969da"}
+STATE_WORDS = {"B": "Bootstrapping", "W": "WaitingForInput", "T": "Transferring"}
 STYLE = (
-    "text{font:11px sans-serif;fill:#1f2328}.t{fill:#656d76;text-anchor:end}.h{font-weight:bold;text-anchor:middle}"
-    ".m{font-size:10px}.x{fill:#cf222e}"
+    "text{font:11px sans-serif;fill:#1f2328;paint-order:stroke;stroke:#fff;stroke-width:3px}"
+    ".t{fill:#656d76;text-anchor:end}.h{font-weight:bold;text-anchor:middle}.l{text-anchor:end}"
+    ".m{font-size:10px;text-anchor:middle}.x{fill:#cf222e}"
 )
 
 
 def svg(result: Result) -> str:
-    """The picture as one SVG document; arrows end in a cross where the message was dropped."""
-    lines = [msgspec.json.decode(line) for line in result.log_lines]
-    steps = [sentence(step, i) for i, step in enumerate(result.trace.raw["steps"])]
-    nodes = ["x0", *(spec.name for spec in result.trace.nodes), "b0"]
-    arrows = _arrows(lines)
-    story = Story(steps, rooms_of(lines) > 1)
-    rows = {row.t: row for row in story.read(lines)}
-    times = sorted({*rows, *(a["t"] for a in arrows), *(a["to_t"] for a in arrows)})
-    y = {t: TOP + i * ROW for i, t in enumerate(times)}
-    x = {name: LEFT + 60 + i * COLUMN for i, name in enumerate(nodes)}
-    height, width = TOP + len(times) * ROW + 30, LEFT + len(nodes) * COLUMN + 40
-    out = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}">',
-        f"<style>{STYLE}</style>",
-        f'<rect width="{width}" height="{height}" fill="white"/>',
-        f'<text x="10" y="16">{escape(result.trace.name)}: {escape(result.trace.why)}</text>',
-    ]
-    for name in nodes:
-        out.append(f'<text class="h" x="{x[name]}" y="{TOP - 14}">{name}</text>')
-        out.append(
-            f'<line x1="{x[name]}" y1="{TOP - 8}" x2="{x[name]}" y2="{height - 20}" stroke="#d0d7de"/>'
-        )
-    out += _bars(lines, x, y, height)
-    for t, row in rows.items():
-        out.append(f'<text class="t" x="{LEFT - 10}" y="{y[t] + 4}">{t:g}</text>')
-        for name, texts in row.cells.items():
-            told = [s for s in texts if "⇢" not in s]
-            if not told:
-                continue
-            mark = ' class="x"' if name in row.marks else ""
-            at = x.get(name, LEFT) + 9 if name != WORLD else LEFT
-            out.append(f'<text{mark} x="{at}" y="{y[t] + 4}">{escape("; ".join(told))}</text>')
-    out += [_arrow(a, x, y) for a in arrows if a["from"] in x and a["to"] in x]
-    out.append("</svg>\n")
-    return "\n".join(out)
+    """The picture as one SVG document; an arrow that ends in a cross was dropped on its way."""
+    return _Picture(result).text()
 
 
-def _arrows(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """sent lines with the delivered line that each became, oldest first on each way; dropped ones end nowhere."""
-    open_: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-    out = []
-    for line in lines:
-        if line["event"] == "sent":
-            arrow = {
-                "message": line["message"], "room": line["room"], "from": line["node"], "to": line["peer"],
-                "t": line["t"], "to_t": line["t"], "arrived": False,
-            }  # fmt: skip
-            key = (line["message"], str(line["room"]), line["node"], line["peer"], line["attempt"])
-            open_.setdefault(key, []).append(arrow)
-            out.append(arrow)
-        elif line["event"] == "delivered":
-            key = (line["message"], str(line["room"]), line["peer"], line["node"], line["attempt"])
-            waiting = open_.get(key)
-            if waiting:
-                arrow = waiting.pop(0)
-                arrow["to_t"], arrow["arrived"] = line["t"], True
-    return [a for a in out if a["message"] not in ("hello", "pending") or a["arrived"]]
+class _Picture:
+    def __init__(self, result: Result) -> None:
+        self.title = f"{result.trace.name or 'trace'}: {result.trace.why}".removesuffix(": ")
+        lines = [msgspec.json.decode(line) for line in result.log_lines]
+        steps = [sentence(step, i) for i, step in enumerate(result.trace.raw["steps"])]
+        self.rows = {row.t: row for row in Story(steps, rooms_of(lines) > 1, messages=False).read(lines)}
+        arrows = arrows_of(lines, result.trace.timing.link)
+        said = {name for row in self.rows.values() for name in row.cells}
+        nodes = [spec.name for spec in result.trace.nodes]
+        self.nodes = [n for n in ("x0", *nodes, "b0") if n in said or n in nodes]
+        self.arrows = [a for a in arrows if a.source in self.nodes and a.target in self.nodes]
+        self.stays = [s for s in stays_of(lines) if LETTER[s.state] in STATE_COLORS]
+        self._lay_out()
 
+    # ---------------------------------------------------------------- places
 
-def _arrow(a: Mapping[str, Any], x: Mapping[str, int], y: Mapping[float, int]) -> str:
-    x1, x2, y1, y2 = x[a["from"]], x[a["to"]], y[a["t"]], y[a["to_t"]]
-    color = COLORS.get(a["message"], "#656d76")
-    label = f"{a['message']} {short_room(a['room'])}"
-    if not a["arrived"]:
-        x2 = x1 + (x2 - x1) // 3
-        end = f'<text class="x" x="{x2 - 4}" y="{y1 + 4}">✗</text>'
-    else:
-        side = 6 if x1 < x2 else -6
-        end = f'<path d="M{x2},{y2} l{-side},-3 l0,6 z" fill="{color}"/>'
-    return (
-        f'<line x1="{x1}" y1="{y1}" x2="{x2}" y2="{y2}" stroke="{color}"/>{end}'
-        f'<text class="m" x="{(x1 + x2) // 2 - 20}" y="{(y1 + y2) // 2 - 3}" fill="{color}">{escape(label)}</text>'
-    )
-
-
-def _bars(
-    lines: list[dict[str, Any]], x: Mapping[str, int], y: Mapping[float, int], height: int
-) -> list[str]:
-    """What state each room is in, as a coloured bar on its process; further rooms stand beside the first."""
-    at: dict[tuple[str, str], tuple[str, float]] = {}
-    lanes: dict[tuple[str, str], int] = {}
-    out: list[str] = []
-
-    def close(key: tuple[str, str], end: float | None) -> None:
-        letter, began = at.pop(key)
-        top, bottom = y.get(began), y.get(end) if end is not None else height - 22
-        if letter in STATE_COLORS and top is not None and bottom is not None and letter not in "SF":
-            left = x[key[0]] - 4 - 6 * lanes[key]
-            out.append(
-                f'<rect x="{left}" y="{top}" width="4" height="{max(bottom - top, 3)}" fill="{STATE_COLORS[letter]}"/>'
+    def _lay_out(self) -> None:
+        """x of each process and y of each instant, by what is written there."""
+        self.cells = {
+            (t, name): _wrapped(row, name) for t, row in self.rows.items() for name in (WORLD, *self.nodes)
+        }
+        self.lanes = _lanes(self.stays)
+        at = TIMES + self._text_px(WORLD) + GAP
+        self.x: dict[str, int] = {}
+        before = ""
+        for name in self.nodes:
+            text, bars = (
+                self._text_px(name) + 10,
+                LANE * max((i + 1 for (n, _), i in self.lanes.items() if n == name), default=0) + 8,
             )
+            left, right = (text, bars) if name[0] == "p" else (bars, text)
+            at += MIDDLE if before[:1] == "p" and name[0] == "d" else GAP
+            self.x[name] = at + left
+            at += left + right
+            before = name
+        self.width = max(at + GAP, int(len(self.title) * CHAR) + GAP, 620)
+        self.y: dict[float, int] = {}
+        y = TOP
+        for t in sorted({*self.rows, *(a.t for a in self.arrows), *(a.to_t for a in self.arrows)}):
+            self.y[t] = y
+            y += LINE * max([1, *(len(self.cells.get((t, n), ())) for n in (WORLD, *self.nodes))]) + ROW_GAP
+        self.height = y + 16
 
-    for line in lines:
-        if "role" not in line or line["from"] == line["to"]:
-            continue
-        key = (line["node"], str(line["room"]))
-        lanes.setdefault(key, sum(k[0] == line["node"] for k in lanes))
-        if key in at:
-            close(key, line["t"])
-        at[key] = (LETTER[line["to"]], line["t"])
-    for key in list(at):
-        close(key, None)
+    def _text_px(self, name: str) -> int:
+        longest = max((len(s) for (_, n), texts in self.cells.items() if n == name for s in texts), default=0)
+        return max(int(longest * CHAR), 0 if name == WORLD else 24)
+
+    # ---------------------------------------------------------------- ink
+
+    def text(self) -> str:
+        size = f'width="{self.width}" height="{self.height}"'
+        out = [
+            f'<svg xmlns="http://www.w3.org/2000/svg" {size} viewBox="0 0 {self.width} {self.height}">',
+            f"<style>{STYLE}</style>",
+            f'<rect {size} fill="white"/>',
+            f'<text x="10" y="16">{escape(self.title)}</text>',
+            *self._legend(),
+        ]
+        for name, x in self.x.items():
+            out.append(f'<line x1="{x}" y1="{TOP - 10}" x2="{x}" y2="{self.height - 10}" stroke="#d0d7de"/>')
+            out.append(f'<text class="h" x="{x}" y="{TOP - 16}">{name}</text>')
+        out += [self._bar(stay) for stay in self.stays]
+        out += self._arrows()
+        for t, y in self.y.items():
+            out.append(f'<text class="t" x="{TIMES - 12}" y="{y + 4}">{t:g}</text>')
+        for (t, name), texts in self.cells.items():
+            out += self._cell(name, texts, self.y[t], name in self.rows[t].marks)
+        return "\n".join([*out, "</svg>\n"])
+
+    def _legend(self) -> Iterable[str]:
+        x = 10
+        for letter, color in STATE_COLORS.items():
+            yield f'<rect x="{x}" y="24" width="4" height="11" fill="{color}"/>'
+            yield f'<text x="{x + 8}" y="33">{letter} {STATE_WORDS[letter]}</text>'
+            x += int(len(STATE_WORDS[letter]) * CHAR) + 44
+
+    def _cell(self, name: str, texts: list[str], y: int, marked: bool) -> Iterable[str]:
+        left = name[0] == "p"
+        x = TIMES if name == WORLD else self.x[name] + (-9 if left else 9)
+        kind = " ".join(k for k, on in (("l", left), ("x", marked)) if on)
+        for i, text in enumerate(texts):
+            yield f'<text class="{kind}" x="{x}" y="{y + 4 + i * LINE}">{escape(text)}</text>'
+
+    def _bar(self, stay: Stay) -> str:
+        top = self.y[stay.t]
+        bottom = self.y[stay.to_t] if stay.to_t is not None else self.height - 12
+        lane = LANE * self.lanes[stay.node, stay.room]
+        x = self.x[stay.node] + (2 + lane if stay.node[0] == "p" else -6 - lane)
+        color = STATE_COLORS[LETTER[stay.state]]
+        return f'<rect x="{x}" y="{top}" width="4" height="{max(bottom - top, 3)}" fill="{color}"/>'
+
+    def _arrows(self) -> Iterable[str]:
+        """Messages of one kind that leave and arrive together are one arrow with all their rooms."""
+        together: dict[tuple[Any, ...], list[Arrow]] = {}
+        for a in self.arrows:
+            together.setdefault((a.message, a.source, a.target, a.t, a.to_t, a.arrived), []).append(a)
+        ends: dict[tuple[str, bool, float], int] = {}  # where the labels beside a sender end, in px from it
+        for same in together.values():
+            rooms = list(dict.fromkeys(short_room(a.room) for a in same))
+            shown = ", ".join(rooms[:4]) + (f" and {len(rooms) - 4} more" if len(rooms) > 4 else "")
+            label, first = f"{same[0].message} {shown}", same[0]
+            key = (first.source, self.x[first.source] < self.x[first.target], first.t)
+            yield self._arrow(first, label, ends.get(key, 0))
+            ends[key] = ends.get(key, 0) + int(len(label) * CHAR)
+
+    def _arrow(self, a: Arrow, label: str, taken_px: int) -> str:
+        x1, x2, y1, y2 = self.x[a.source], self.x[a.target], self.y[a.t], self.y[a.to_t]
+        color = COLORS.get(a.message, "#656d76")
+        side = 1 if x1 < x2 else -1
+        if a.arrived:
+            end = f'<path d="M{x2},{y2} l{-6 * side},-3 l0,6 z" fill="{color}"/>'
+        else:
+            x2 = x1 + side * (MIDDLE * 2 // 3)
+            end = f'<text class="m x" x="{x2 + side * 4}" y="{y1 + 4}">✗</text>'
+        # The label stands near the sender, beyond those that left with it: labels of ways that cross keep apart.
+        at = x1 + side * min(taken_px + int(len(label) * CHAR / 2) + 12, abs(x2 - x1) - 10)
+        y = y1 + (y2 - y1) * (at - x1) // (x2 - x1)
+        return (
+            f'<line x1="{x1}" y1="{y1}" x2="{x2}" y2="{y2}" stroke="{color}"/>{end}'
+            f'<text class="m" x="{at}" y="{y - 4}" style="fill:{color}">{escape(label)}</text>'
+        )
+
+
+def _wrapped(row: Row, name: str) -> list[str]:
+    """What a process did at an instant, in lines of at most WRAP characters if they can be broken between its parts."""
+    out: list[str] = []
+    for text in row.cells.get(name, ()):
+        if out and len(out[-1]) + len(text) + 2 <= WRAP:
+            out[-1] += f"; {text}"
+        else:
+            out += textwrap.wrap(text, WRAP, break_long_words=False)
+    return out
+
+
+def _lanes(stays: list[Stay]) -> dict[tuple[str, str], int]:
+    """(node, room) → which bar of its process: the first that is free while the room lives there."""
+    lives: dict[tuple[str, str], tuple[float, float]] = {}
+    for stay in stays:
+        began, ended = lives.get((stay.node, stay.room), (stay.t, 0.0))
+        lives[stay.node, stay.room] = began, max(ended, inf if stay.to_t is None else stay.to_t)
+    free_at: dict[str, list[float]] = {}
+    out: dict[tuple[str, str], int] = {}
+    for key, (began, ended) in lives.items():
+        ends = free_at.setdefault(key[0], [])
+        lane = next((i for i, end in enumerate(ends) if end <= began), len(ends))
+        ends[lane : lane + 1] = [ended]
+        out[key] = lane
     return out
