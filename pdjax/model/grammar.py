@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 
 MAX_COMPILED = 64  # schemas kept compiled, the least recently used one goes
-# Between any two parts of the text: small models write spaces without end where it is allowed.
-WHITESPACE = r"[ \n\t]{0,8}"
+# Between two parts of the text: nothing, a space, or a new line with an indent. Small models write spaces without end
+# where that is allowed.
+WHITESPACE = r"( |\n[ \t]{0,8})?"
 
 
 class GrammarError(ValueError):

@@ -23,8 +23,8 @@ class Pair:
 
     def __init__(self, *, budget_bytes=1 << 40, p=None, d=None, p_config=None, d_config=None) -> None:
         self.clock = VirtualClock()
-        self.p_runner = FlakyRunner(**{"num_pages": 40, **(p or {})})
-        self.d_runner = FlakyRunner(**{"num_pages": 40, "max_batch": 4, **(d or {})})
+        self.p_runner = self.make_runner(**{"num_pages": 40, **(p or {})})
+        self.d_runner = self.make_runner(**{"num_pages": 40, "max_batch": 4, **(d or {})})
         config = {"context_length": 64, "eos_ids": frozenset({EOS}), "chunked_prefill_size": 7}
         self.p_config = SchedulerConfig(**{**config, **(p_config or {})})
         self.d_config = SchedulerConfig(**{**config, **(d_config or {})})
@@ -32,6 +32,9 @@ class Pair:
         self.p = make_scheduler("prefill", self.p_config, self.p_runner, self.clock, self.p_manager)
         self.d = make_scheduler("decode", self.d_config, self.d_runner, self.clock, self.d_manager)
         self.rooms = itertools.count(1)
+
+    def make_runner(self, **settings):
+        return FlakyRunner(**settings)
 
     def make_managers(self, budget_bytes):
         self.link = Link(budget_bytes=budget_bytes)
