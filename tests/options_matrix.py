@@ -33,7 +33,7 @@ def matrix(eos: int, token: int, text: str) -> dict[str, dict[str, Any]]:
         "min_p": {**warm, "min_p": 0.5},
         "cuts": {**warm, "top_p": 0.9, "top_k": 20, "min_p": 0.02},
         "presence": {**greedy, "presence_penalty": 1.5},
-        "frequency": {**warm, "frequency_penalty": 1.2},
+        "frequency": {**warm, "logit_bias": lean, "frequency_penalty": 1.2},
         "repetition": {**greedy, "repetition_penalty": 1.8},
         "rewards": {**greedy, "frequency_penalty": -1.5, "repetition_penalty": 0.7},
         "penalties": {
