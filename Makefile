@@ -14,7 +14,7 @@ $(STAMP): pyproject.toml
 	@echo "== preparing $(VENV) (a few minutes the first time: jax is large)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { echo "no venv module: apt-get install python3-venv"; exit 1; }
 	@$(BIN)/python -c 'import sys; sys.exit("Python 3.11 or newer is needed, this is " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,router]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,router,otel]'
 	@touch $(STAMP)
 
 demo: $(STAMP)

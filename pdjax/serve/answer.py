@@ -141,7 +141,7 @@ async def answer(request: Request, desk: Desk, limits: HttpLimits, parse: Parse)
         streaming = body.get("stream") is True
         slow = length > INLINE_BODY_BYTES or _compiles(body)
         plan = await asyncio.to_thread(parse, body) if slow else parse(body)
-        call = desk.open(plan.prompts, streaming)
+        call = desk.open(plan.prompts, streaming, request.headers.get("traceparent"))
     except ApiError as error:
         desk.counters[f"refused_{error.status}"] += 1
         if streaming and desk.engine.role == "decode":

@@ -25,6 +25,7 @@ from pdjax.serve.metrics import Exposition
 from pdjax.serve.openai_api import parse_chat, parse_completion
 from pdjax.serve.params import boolean
 from pdjax.serve.sglang_api import parse_generate
+from pdjax.serve.spans import Spans
 
 DEBUG_ROOMS = 1000  # rooms of one answer of /debug/rooms, unless ?limit= says otherwise
 
@@ -35,10 +36,15 @@ PARSERS = {
 }
 
 
-def build_app(engine: Engine, limits: HttpLimits | None = None, log: ServerLog | None = None) -> FastAPI:
+def build_app(
+    engine: Engine,
+    limits: HttpLimits | None = None,
+    log: ServerLog | None = None,
+    spans: Spans | None = None,
+) -> FastAPI:
     """The application; ``app.state.desk`` counts its calls. Serve it with ``engine.bootstrap.httpd``."""
     limits = limits or HttpLimits()
-    desk = Desk(engine, log or ServerLog())
+    desk = Desk(engine, log or ServerLog(), spans)
     app = FastAPI(title="pdjax", docs_url=None, redoc_url=None, openapi_url=None)
     app.state.desk = desk
     _add_generation(app, desk, limits)

@@ -70,6 +70,11 @@ class ServeArgs:
     log_level: Literal["debug", "info", "warning", "error"] = arg(
         "log-level", "the least that is logged", "info", LEVELS
     )
+    otlp_endpoint: str = arg(
+        "otlp-endpoint",
+        "OpenTelemetry collector that gets spans over HTTP, as http://host:4318 (empty: no spans)",
+        "",
+    )
     instance_id: str = arg(
         "instance-id", "name of this seat, the same in each of its lives (empty: from role and address)", ""
     )
@@ -171,10 +176,10 @@ class ServeArgs:
             raise ConfigError(
                 f"{D2H_VARIABLE}={environ[D2H_VARIABLE]}: staging is not in this version; unset it or set 0"
             )
-        self._check_routers()
+        self._check_others()
         self._check_mode()
 
-    def _check_routers(self) -> None:
+    def _check_others(self) -> None:
         for url in self.routers:
             if not re.fullmatch(r"https?://[^/\s]+/?", url):
                 raise ConfigError(f"--router-url {url}: give http://host:port of a router")
@@ -185,6 +190,8 @@ class ServeArgs:
         if not self.router_check_interval_s > 0:
             raise ConfigError(f"--router-check-interval {self.router_check_interval_s:g}: must be positive")
         self.router_key()
+        if self.otlp_endpoint and not re.fullmatch(r"https?://\S+", self.otlp_endpoint):
+            raise ConfigError(f"--otlp-endpoint {self.otlp_endpoint}: give http://host:port of a collector")
 
     def _check_mode(self) -> None:
         mode = self.disaggregation_mode

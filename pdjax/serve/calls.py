@@ -26,6 +26,7 @@ from pdjax.serve.log import ServerLog
 from pdjax.serve.params import Bootstrap
 from pdjax.serve.phases import phase_seconds
 from pdjax.serve.request_stats import RequestStats
+from pdjax.serve.spans import Ended, Spans
 from pdjax.serve.text import DEFAULTS, StopFinder, TextOptions, TextOut
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -90,18 +91,19 @@ class Disconnected(Exception):
 class Desk:
     """All live calls of one server. Everything but the sinks runs on the event loop."""
 
-    def __init__(self, engine: Engine, log: ServerLog) -> None:
+    def __init__(self, engine: Engine, log: ServerLog, spans: Spans | None = None) -> None:
         self.engine = engine
         self.log = log
+        self.spans = spans
         self.counters: Counter[str] = Counter()
         self.stats = RequestStats()
         self._serials = itertools.count(1)
         self._salt = uuid.uuid4().hex[:8]
         self._by_rid: dict[str, dict[str, Sub]] = {}
 
-    def open(self, prompts: list[Prompt], stream: bool) -> Call:
+    def open(self, prompts: list[Prompt], stream: bool, traceparent: str | None = None) -> Call:
         """Submit every prompt, or none: a refusal aborts those before it. Raises ApiError."""
-        call = Call(self, stream)
+        call = Call(self, stream, traceparent)
         try:
             for index, prompt in enumerate(prompts):
                 self._submit(call, index, prompt)
@@ -171,8 +173,9 @@ class Desk:
 class Call:
     """One HTTP request's sub-requests. ``async with call.watch(receive)``, then ``async for`` over ``pieces``."""
 
-    def __init__(self, desk: Desk, stream: bool) -> None:
+    def __init__(self, desk: Desk, stream: bool, traceparent: str | None = None) -> None:
         self.subs: list[Sub] = []
+        self._traceparent = traceparent
         self._desk = desk
         self._stream = stream
         self._loop = asyncio.get_running_loop()
@@ -244,6 +247,7 @@ class Call:
             desk.counters["failed"] += 1
             failure = sub.failure
             desk.stats.failed(failure.reason)
+            self._trace(sub, failure.reason, failure.message)
             desk.log.event(
                 "failed", status=failure.status, reason=failure.reason, message=failure.message, **shared
             )
@@ -252,7 +256,31 @@ class Call:
             aborted = sub.finish is not None and sub.finish.type == "abort"
             n_prompt, n_cached = len(request.prompt_ids), request.cached_tokens
             desk.stats.ended(sub.latency_s, n_prompt, n_cached, phases, aborted)
-            desk.log.event("finished", finish=sub.finish.type if sub.finish else None, **shared)
+            finish = sub.finish.type if sub.finish else None
+            self._trace(sub, finish or "")
+            desk.log.event("finished", finish=finish, **shared)
+
+    def _trace(self, sub: Sub, outcome: str, error: str | None = None) -> None:
+        """error: what the client was told, None when it ended well."""
+        if self._desk.spans is None:
+            return
+        request = sub.request
+        self._desk.spans.ended(
+            Ended(
+                rid=sub.rid,
+                room=request.room,
+                started=sub.started,
+                ended=sub.ended or time.monotonic(),
+                times=request.times,
+                prompt_tokens=len(request.prompt_ids),
+                cached_tokens=request.cached_tokens,
+                completion_tokens=len(sub.output_ids),
+                outcome=outcome,
+                failed=error is not None,
+                message=error or "",
+                traceparent=self._traceparent,
+            )
+        )
 
     def close(self) -> None:
         """Abort every sub-request that has not ended. Repeatable."""
@@ -265,6 +293,7 @@ class Call:
                 self._desk.counters["abandoned"] += 1
                 self._desk.stats.aborted += 1
                 self._desk.engine.abort(sub.request.rid)
+                self._trace(sub, "abandoned")
                 self._desk.log.event(
                     "abandoned", rid=sub.rid, room=sub.request.room, completion_tokens=len(sub.output_ids)
                 )

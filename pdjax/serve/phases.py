@@ -11,22 +11,27 @@ from pdjax.sched.request import PhaseTimes
 PHASES = ("queue", "prefill", "ready", "page_wait", "pull", "scatter", "first_token", "decode")
 
 
-def phase_seconds(times: PhaseTimes) -> dict[str, float]:
-    """How long each phase took, as far as it is known on this node: PHASES with ``_s``; all differences are of one
-    clock (S15)."""
-
-    def gap(start: float | None, end: float | None) -> float | None:
-        return None if start is None or end is None else end - start
-
+def phase_intervals(times: PhaseTimes) -> dict[str, tuple[float, float]]:
+    """Start and end of each of PHASES that happened here, on this node's clock."""
     on_d = times.ready is not None or times.landed is not None
-    phases = {
-        "queue": gap(times.arrived, times.scheduled) if not on_d else times.peer_queue_s,
-        "prefill": gap(times.scheduled, times.prefilled) if not on_d else times.peer_prefill_s,
-        "ready": gap(times.arrived, times.ready),
-        "page_wait": gap(times.ready, times.scheduled) if on_d else None,
-        "pull": gap(times.scheduled, times.landed) if on_d else None,
-        "scatter": gap(times.landed, times.scattered),
-        "first_token": gap(times.arrived, times.first_token),
-        "decode": gap(times.first_token, times.finished),
+    bounds = {
+        "queue": (times.arrived, times.scheduled) if not on_d else (None, None),
+        "prefill": (times.scheduled, times.prefilled) if not on_d else (None, None),
+        "ready": (times.arrived, times.ready),
+        "page_wait": (times.ready, times.scheduled),
+        "pull": (times.scheduled, times.landed),
+        "scatter": (times.landed, times.scattered),
+        "first_token": (times.arrived, times.first_token),
+        "decode": (times.first_token, times.finished),
     }
-    return {f"{name}_s": round(seconds, 6) for name, seconds in phases.items() if seconds is not None}
+    return {
+        name: (start, end) for name, (start, end) in bounds.items() if start is not None and end is not None
+    }
+
+
+def phase_seconds(times: PhaseTimes) -> dict[str, float]:
+    """How long each phase took, as far as it is known on this node: PHASES with ``_s``. D knows P's two from P."""
+    seconds = {name: end - start for name, (start, end) in phase_intervals(times).items()}
+    told = {"queue": times.peer_queue_s, "prefill": times.peer_prefill_s}
+    known = {name: seconds.get(name, told.get(name)) for name in PHASES}
+    return {f"{name}_s": round(took, 6) for name, took in known.items() if took is not None}

@@ -20,6 +20,7 @@ from pdjax.serve.log import ServerLog, take_over
 from pdjax.serve.node import Node, load
 from pdjax.serve.ready import print_ready
 from pdjax.serve.router_member import RouterMember
+from pdjax.serve.spans import Spans, check_extra, make_spans
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +32,8 @@ def run_server(args: ServeArgs) -> int:
     args.check()
     server_log = ServerLog(form=args.log_format, level=args.log_level)
     take_over(server_log)
+    if args.otlp_endpoint:
+        check_extra()
     prepare_process()
     sock = bind(args.host, args.port)
     bootstrap = None
@@ -47,7 +50,8 @@ def run_server(args: ServeArgs) -> int:
     while not node.loaded(LOADED_POLL_S):
         if done.is_set():  # asked to end while it compiles: nobody knows us yet
             leave(0)
-    http = HttpThread(build_app(node, log=server_log), sock, "http")
+    spans = _spans(args, node)
+    http = HttpThread(build_app(node, log=server_log, spans=spans), sock, "http")
     http.start()
     node.announce()
     server_log.event("ready", url=url, role=node.role, instance_id=node.instance_id, epoch=str(node.epoch))
@@ -81,9 +85,17 @@ def run_server(args: ServeArgs) -> int:
     node.router.leave()
     http.stop()
     node.stop()
+    if spans is not None:
+        spans.close()
     if bootstrap is not None:
         bootstrap.stop()
     leave(0 if done.is_set() else 1)
+
+
+def _spans(args: ServeArgs, node: Node) -> Spans | None:
+    if not args.otlp_endpoint:
+        return None
+    return make_spans(args.otlp_endpoint, role=node.role, instance_id=node.instance_id, model=node.model_name)
 
 
 def _on_signal(done: threading.Event, signum: int, frame: FrameType | None) -> None:

@@ -110,6 +110,7 @@ def test_rfc_flags(node):
         ("--model m --router-url http://r:1/workers", "http://host:port"),
         ("--model m --router-url http://r:1 --host 0.0.0.0", "own address"),
         ("--model m --router-url http://r:1 --router-check-interval 0", "must be positive"),
+        ("--model m --otlp-endpoint collector:4318", "http://host:port"),
         ("--model m --router-key-file /nowhere/k", "--router-key-file /nowhere/k: No such file"),
     ],
 )
