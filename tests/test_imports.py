@@ -22,6 +22,7 @@ IMPURE = {
 }
 SIM_MAY = ("pdjax.core", "pdjax.sched", "pdjax.sim", "pdjax.engine.base", "pdjax.engine.ports", "pdjax.engine.manager", "pdjax.engine.driver", "pdjax.engine.rooms",
            "pdjax.engine.peers", "pdjax.engine.bootstrap.registry", "pdjax.engine.bootstrap.registration")  # fmt: skip
+BENCH_MAY = ("pdjax.core", "pdjax.bench")  # the client runs where only it is installed
 
 
 def modules():
@@ -61,8 +62,10 @@ def breaches(name: str, wanted: set[str]) -> list[str]:
                 or target.startswith("pdjax.core")
             )
             bad += [] if allowed or target == "pdjax" else [f"core imports {target}"]
-        if layer in ("sched", "sim") and top == "jax":
+        if layer in ("sched", "sim", "bench") and top == "jax":
             bad.append(f"{layer} imports jax")
+        if layer == "bench" and ours and target.count(".") >= 1 and not target.startswith(BENCH_MAY):
+            bad.append(f"bench imports {target}")
         if layer == "sim" and ours and target.count(".") >= 2 and not target.startswith(SIM_MAY):
             bad.append(f"sim imports {target}")
         if layer != "sim" and target.startswith("pdjax.sim"):
@@ -96,6 +99,8 @@ def test_imports(name, path):
         ("pdjax.engine.manager", "pdjax.sim.world"),
         ("pdjax.engine.manager", "jax"),
         ("pdjax.model.llama", "pdjax.serve.app"),
+        ("pdjax.bench.client", "pdjax.serve.app"),
+        ("pdjax.bench.client", "jax"),
     ],
 )
 def test_a_breach_is_seen(name, target):

@@ -1,4 +1,4 @@
-"""The command ``pdjax``: serve, bootstrap, up, fetch, config. Options are made from the dataclasses of args.py.
+"""The command ``pdjax``: serve, bootstrap, up, fetch, bench, config. Options are made from the dataclasses of args.py.
 
 An operator's mistake is one line on standard error and exit code 2, never a traceback. Must never hold a default of
 its own, nor import JAX before the flags are checked.
@@ -18,6 +18,7 @@ import typer
 
 from pdjax.core.errors import ConfigError
 from pdjax.serve.args import BootstrapArgs, DoctorArgs, ShowArgs, UpArgs
+from pdjax.serve.bench import BenchArgs, run_bench
 from pdjax.serve.local import Plan, from_file, up
 from pdjax.serve.options import NOT_SET, SERVE, file_settings, origins, serve_args, with_flags
 from pdjax.serve.ready import print_ready
@@ -119,6 +120,13 @@ def up_command(context: typer.Context, **options: Any) -> None:
     chips: dict[str, Any] = {name: tuple(filter(None, found)) for name, found in entries.items()}
     plan = Plan(**options, **chips, extra=(*from_file(file_settings(context)), *context.args))
     raise typer.Exit(up(plan, as_json=as_json))
+
+
+@app.command(context_settings={"allow_extra_args": True})
+@with_flags((BenchArgs, "Run"))
+def bench(context: typer.Context, **options: Any) -> None:
+    """Send requests to a server or router and measure latency, throughput and goodput."""
+    raise typer.Exit(run_bench(BenchArgs(**options), context.args))
 
 
 def _version(value: bool) -> None:
