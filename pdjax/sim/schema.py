@@ -84,7 +84,8 @@ def _explain(value: Any, schema: Schema, root: Schema, path: str) -> None:
             differs(value, rule, meant, root, path)
 
 
-def _join(path: str, key: str | int) -> str:
+def join(path: str, key: str | int) -> str:
+    """Where a key or an item stands: steps[3].message.do."""
     return f"{path}[{key}]" if isinstance(key, int) else f"{path}.{key}" if path else key
 
 
@@ -131,7 +132,7 @@ def _properties(value: Any, rule: Any, schema: Schema, root: Schema) -> bool:
 def _properties_differ(value: Any, rule: Any, schema: Schema, root: Schema, path: str) -> None:
     for key, item in value.items():
         if key in rule:
-            validate(item, rule[key], root, _join(path, key))
+            validate(item, rule[key], root, join(path, key))
 
 
 def _additional(value: Any, rule: Any, schema: Schema, root: Schema) -> bool:
@@ -149,8 +150,8 @@ def _additional_differ(value: Any, rule: Any, schema: Schema, root: Schema, path
         if key in known:
             continue
         if rule is False:
-            raise SchemaError(_join(path, key), f"unknown key; known are {', '.join(known)}")
-        validate(item, rule, root, _join(path, key))
+            raise SchemaError(join(path, key), f"unknown key; known are {', '.join(known)}")
+        validate(item, rule, root, join(path, key))
 
 
 def _required(value: Any, rule: Any, schema: Schema, root: Schema) -> bool:
@@ -164,7 +165,7 @@ def _required(value: Any, rule: Any, schema: Schema, root: Schema) -> bool:
 def _required_differ(value: Any, rule: Any, schema: Schema, root: Schema, path: str) -> None:
     for key in rule:
         if key not in value:
-            raise SchemaError(_join(path, key), "is missing")
+            raise SchemaError(join(path, key), "is missing")
 
 
 def _items(value: Any, rule: Any, schema: Schema, root: Schema) -> bool:
@@ -173,7 +174,7 @@ def _items(value: Any, rule: Any, schema: Schema, root: Schema) -> bool:
 
 def _items_differ(value: Any, rule: Any, schema: Schema, root: Schema, path: str) -> None:
     for i, item in enumerate(value):
-        validate(item, rule, root, _join(path, i))
+        validate(item, rule, root, join(path, i))
 
 
 def _const(value: Any, rule: Any, schema: Schema, root: Schema) -> bool:
@@ -262,7 +263,8 @@ def _one_of_differs(value: Any, rule: Any, schema: Schema, root: Schema, path: s
         kind = target.get("type")
         if none and (kind is None or _is(value, kind)):
             validate(value, option, root, path)
-    raise SchemaError(path, f"{show(value)} is not of a form that is known here")
+    form = schema.get("description", "something of a form that is known here")
+    raise SchemaError(path, f"{form} expected, {show(value)} found")
 
 
 def _all_of(value: Any, rule: Any, schema: Schema, root: Schema) -> bool:

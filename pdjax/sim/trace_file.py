@@ -6,11 +6,12 @@ Every error names the key and the step. Must never accept a file that was not ch
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pdjax.sim.schema import SchemaError, TraceError, show, trace_schema, validate
+from pdjax.sim.schema import SchemaError, TraceError, join, show, trace_schema, validate
 from pdjax.sim.trace_reader import Reader
 from pdjax.sim.trace_types import FORMAT, Trace
 
@@ -26,26 +27,45 @@ def load(path: Path) -> Trace:
     return parse(loads(text))
 
 
+@dataclass(frozen=True)
+class _Trap:
+    """What stands where JSON's own reader would have let something pass, until its place in the file is known."""
+
+    text: str
+
+
 def loads(text: str) -> Any:
-    """JSON without its traps: no key twice, no NaN or Infinity. Raises TraceError."""
+    """JSON without its traps: no key twice, no NaN or Infinity. Raises TraceError, which names the key and its step."""
 
     def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
         found: dict[str, Any] = {}
         for key, value in items:
-            if key in found:
-                raise TraceError(key, "stands there twice")
-            found[key] = value
+            found[key] = value if key not in found else _Trap("stands there twice")
         return found
 
-    def constant(name: str) -> Any:
-        raise TraceError("", f"{name} is no number")
+    def constant(name: str) -> _Trap:
+        return _Trap(f"{name} is no number")
 
     try:
-        return json.loads(text, object_pairs_hook=pairs, parse_constant=constant)
+        read = json.loads(text, object_pairs_hook=pairs, parse_constant=constant)
+        _refuse_traps(read, "")
     except json.JSONDecodeError as error:
         raise TraceError("", f"not JSON: {error}") from None
     except RecursionError:
         raise TraceError("", "not a trace: nested too deep") from None
+    return read
+
+
+def _refuse_traps(value: Any, path: str) -> None:
+    if isinstance(value, _Trap):
+        raise TraceError(path, value.text)
+    items: Iterable[tuple[str | int, Any]] = ()
+    if isinstance(value, dict):
+        items = value.items()
+    elif isinstance(value, list):
+        items = enumerate(value)
+    for key, item in items:
+        _refuse_traps(item, join(path, key))
 
 
 def parse(raw: Any) -> Trace:

@@ -178,6 +178,26 @@ def test_the_first_scenario_of_the_page_gives_the_ladder_of_the_page(tmp_path, m
     assert [line.split() for line in f"   ms{stated}".splitlines() if line.strip()] == shown
 
 
+def test_every_scenario_of_the_page_runs_as_it_says(tmp_path):
+    page = (READY.parent.parent.parent / "docs" / "simulation.md").read_text()
+    scenarios = [b.split("```")[0] for b in page.split("```json\n") if b.startswith('{\n  "format"')]
+    assert len(scenarios) == 2
+    for text in scenarios:
+        (tmp_path / "page.json").write_text(text)
+        assert sim("replay", tmp_path / "page.json").exit_code == 0
+    told = json.loads(scenarios[0]) | {"expect": {"outcomes": {"a": "failed"}}}
+    (tmp_path / "page.json").write_text(json.dumps(told))
+    differs = sim("replay", tmp_path / "page.json")
+    assert differs.exit_code == 1 and page.split("```\na: ok after")[1].split("```")[0] in differs.output
+    del told["steps"][0]["request"]["prompt"]
+    told["steps"][0]["request"]["promt"] = 9
+    (tmp_path / "page.json").write_text(json.dumps(told))
+    wrong = sim("replay", tmp_path / "page.json")
+    assert (
+        wrong.exit_code == 2 and "steps[0].request.promt: unknown key; known are rid, room, " in wrong.output
+    )
+
+
 def test_the_flags_of_the_page_are_sound():
     page = (READY.parent.parent.parent / "docs" / "simulation.md").read_text()
     flags = next(block for block in page.split("```json\n") if block.startswith('"flags"')).split("```")[0]

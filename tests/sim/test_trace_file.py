@@ -73,16 +73,19 @@ def test_rooms_are_exact():
 )
 def test_a_room_that_is_no_exact_integer_is_refused(text):
     raw = loads(json.dumps(BASE).replace('"room": 7,', f'"room": {text},', 1))
-    with pytest.raises(TraceError, match=r"steps\[0\]\.request\.room"):
+    with pytest.raises(
+        TraceError, match=r"steps\[0\]\.request\.room: .*(exact integer|at most|form|at least)"
+    ):
         parse(raw)
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ('{"format": NaN}', "NaN is no number"),
-        ('{"a": Infinity}', "Infinity is no number"),
+        ('{"format": NaN}', "format: NaN is no number"),
+        ('{"a": -Infinity}', "a: -Infinity is no number"),
         ('{"steps": [], "steps": []}', "steps: stands there twice"),
+        ('{"steps": [{}, {"at": 0, "at": 1}]}', r"steps\[1\]\.at: stands there twice"),
         ("{", "not JSON"),
         ("[" * 100000, "nested too deep"),
     ],
@@ -213,7 +216,7 @@ def test_the_schema_uses_nothing_that_is_not_checked():
     """A keyword that the checker does not know would be passed over in silence."""
     from pdjax.sim.schema import _CHECKS
 
-    told = {"$ref", "$defs", "$schema", "title", "default", "then"}
+    told = {"$ref", "$defs", "$schema", "title", "description", "default", "then"}
 
     def keywords(schema: object, names: bool = False) -> set[str]:
         if isinstance(schema, list):
