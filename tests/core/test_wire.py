@@ -25,7 +25,8 @@ MANIFEST = st.builds(
     Manifest, uuid=U64, transfer_address=TEXT, n_tokens=st.integers(1, 9), n_pages=st.integers(1, 9), page_size=st.integers(1, 9),
     fingerprint=TEXT, digest=TEXT, parts=st.lists(PART, max_size=3).map(tuple),
 )  # fmt: skip
-FIRST = st.builds(wire.FirstToken, token=st.integers(0, 9), logprob=st.none() | st.floats(-9, 0))
+TOP = st.lists(st.tuples(st.integers(0, 9), st.floats(-9, 0)), max_size=wire.MAX_TOP_LOGPROBS).map(tuple)
+FIRST = st.builds(wire.FirstToken, token=st.integers(0, 9), logprob=st.none() | st.floats(-9, 0), top=TOP)
 MESSAGE = st.one_of(
     st.builds(wire.Hello, room=ROOM, attempt=U64, ack_epoch=U64, fingerprint=TEXT, digest=TEXT),
     st.builds(wire.Unknown, room=ROOM, attempt=U64),
@@ -102,3 +103,14 @@ def test_room_2_63_minus_1_is_exact():
         FRAME_0, messages=(wire.Unknown(room=wire.MAX_ROOM, attempt=(1 << 64) - 1),)
     )
     assert wire.decode(wire.encode(frame)) == frame
+
+
+def test_more_likeliest_tokens_than_anyone_may_ask_for_are_dropped():
+    for extra, kept in ((0, True), (1, False)):
+        top = tuple((i, -1.0) for i in range(wire.MAX_TOP_LOGPROBS + extra))
+        manifest = Manifest(1, "a:1", 1, 1, 1, "f", "d", ())
+        ready = wire.Ready(
+            room=1, attempt=2, manifest=manifest, lease_s=1.0, first=wire.FirstToken(5, top=top)
+        )
+        got = wire.decode(wire.encode(msgspec.structs.replace(FRAME_0, messages=(ready,))))
+        assert isinstance(got, wire.Frame) == kept

@@ -1,12 +1,19 @@
-"""docs/operations.md names every flag with its default, and no flag that does not exist."""
+"""docs/operations.md names every flag with its default, and no flag that does not exist; docs/api.md every field."""
 
 import dataclasses
 import pathlib
 import re
 
+import pytest
+
 from pdjax.core.settings import PDSettings
+from pdjax.core.wire import MAX_TOP_LOGPROBS
 from pdjax.serve.args import BootstrapArgs, ServeArgs, UpArgs
+from pdjax.serve.limits import HttpLimits
+from pdjax.serve.logprobs import read_wanted
 from pdjax.serve.options import CONFIG_HELP, variable
+from pdjax.serve.params import NEUTRAL_GENERATE, NEUTRAL_OPENAI
+from pdjax.serve.sampling_fields import OPENAI, SGLANG, read_sampling
 
 PAGE = pathlib.Path(__file__).parent.parent.parent / "docs" / "operations.md"
 COMMANDS = (ServeArgs, PDSettings, BootstrapArgs, UpArgs)
@@ -34,3 +41,36 @@ def test_the_page_lists_no_other_flag():
 
 def test_the_page_says_how_a_variable_is_named():
     assert f"`{variable('disaggregation-lease')}`" in PAGE.read_text()
+
+
+# ---------------------------------------------------------------- docs/api.md
+
+API = (PAGE.parent / "api.md").read_text()
+
+
+class Recorder(dict):
+    """A body that remembers which fields were looked for."""
+
+    def __init__(self):
+        super().__init__()
+        self.asked = set()
+
+    def get(self, key, default=None):
+        self.asked.add(key)
+        return default
+
+
+def test_the_api_page_has_every_limit_with_its_value():
+    listed = dict(re.findall(r"^\| `(max_\w+)` \| (\d+) \|", API, re.M))
+    limits = {spec.name: str(spec.default) for spec in dataclasses.fields(HttpLimits)}
+    assert listed == {**limits, "max_top_logprobs": str(MAX_TOP_LOGPROBS)}
+
+
+@pytest.mark.parametrize("dialect", [SGLANG, OPENAI])
+def test_the_api_page_names_every_field_that_is_read(dialect):
+    body = Recorder()
+    read_sampling(body, dialect, HttpLimits(), default_max=None, vocab_size=9)
+    read_wanted(body, 1)
+    assert len(body.asked) > 20
+    for field in {*body.asked, *NEUTRAL_GENERATE, *NEUTRAL_OPENAI}:
+        assert f"`{field}`" in API, field
