@@ -40,8 +40,10 @@ class SchedulerDisaggregationDecodeMixin(RoomTable):
         return super().idle() and self._page_head(self.clock()) is None
 
     def next_wake(self) -> float | None:
-        head = self.page_queue.head()
-        return head.retry_at if head is not None and head.retry_at > self.clock() else None
+        head, at = self.page_queue.head(), super().next_wake()
+        if head is None or head.retry_at <= self.clock():
+            return at
+        return head.retry_at if at is None else min(at, head.retry_at)
 
     def step(self) -> bool:
         return self._event_loop_decode_disagg()
@@ -55,6 +57,7 @@ class SchedulerDisaggregationDecodeMixin(RoomTable):
         worked = self._take_events()
         worked |= self._drain_inbox()
         worked |= self._start_pulls()
+        worked |= self._answer_flushes()
         return worked
 
     def device_work(self) -> bool:

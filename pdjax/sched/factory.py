@@ -1,16 +1,21 @@
-"""The scheduler of each mode, wired to its manager (RFC-2 §5.4). Must never read flags: serve does."""
+"""The scheduler of each mode, wired to its manager and its prefix cache (RFC-2 §5.4, §6.3).
+
+Must never read flags: serve does.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 from pdjax.core.errors import ConfigError
 from pdjax.engine.base import BaseKVManager
 from pdjax.engine.ports import Clock, Runner
-from pdjax.sched.chunk_cache import BasePrefixCache
+from pdjax.sched.chunk_cache import BasePrefixCache, ChunkCache
 from pdjax.sched.decode import DecodeScheduler
+from pdjax.sched.pages import PageAllocator
 from pdjax.sched.prefill import PrefillScheduler
+from pdjax.sched.radix_cache import RadixCache
 from pdjax.sched.scheduler import Scheduler, SchedulerConfig
 
 DisaggregationMode = Literal["null", "prefill", "decode"]
@@ -45,4 +50,21 @@ def make_scheduler(
         )
     if manager is not None:
         manager.register_runner(runner)
-    return _CLASSES[mode](config, runner, clock, manager, wake=wake, cache=cache)
+    if cache is None:
+        cache = _make_cache(mode, config, runner, manager)
+    return _CLASSES[mode](config, runner, clock, cache, manager, wake=wake)
+
+
+def _make_cache(
+    mode: DisaggregationMode, config: SchedulerConfig, runner: Runner, manager: BaseKVManager | None
+) -> BasePrefixCache:
+    """D shares nothing: what lands is written into pages of the attempt's own (RFC-2 §6.3)."""
+
+    def note(event: str, token: int, pages: Sequence[int]) -> None:
+        if manager is not None:
+            manager.note(event, token=str(token), pages=list(pages))
+
+    allocator = PageAllocator(runner.num_pages, note)
+    if mode == "decode" or config.disable_radix_cache:
+        return ChunkCache(allocator)
+    return RadixCache(allocator, runner.page_size)

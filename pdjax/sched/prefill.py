@@ -41,6 +41,7 @@ class SchedulerDisaggregationPrefillMixin(RoomTable):
         worked |= self._drain_inbox()
         worked |= self._reserve_budget()
         worked |= self._admit()
+        worked |= self._answer_flushes()
         return worked
 
     def device_work(self) -> bool:

@@ -11,16 +11,16 @@ import itertools
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from pdjax.core.errors import ConfigError, PDError
 from pdjax.core.pools import pages_for
 from pdjax.engine.base import BaseKVManager
 from pdjax.engine.ports import Clock, Runner, Sampled
 from pdjax.sched.batch import Fifo, Seq, decode_rows, next_chunk, to_score
-from pdjax.sched.chunk_cache import BasePrefixCache, ChunkCache
+from pdjax.sched.chunk_cache import BasePrefixCache
 from pdjax.sched.config import SchedulerConfig as SchedulerConfig
-from pdjax.sched.pages import PageAllocator
+from pdjax.sched.flush import FlushQueue
 from pdjax.sched.request import Failure, Finish, Output, Request, TopLogprobs
 from pdjax.sched.steering import Steering
 
@@ -32,6 +32,7 @@ COUNTS = (
     "refused",
     "aborts_unknown",
     "prefill_tokens",
+    "cached_tokens",
     "decode_steps",
     "output_tokens",
     "finished_stop",
@@ -55,10 +56,10 @@ class Scheduler:
         config: SchedulerConfig,
         runner: Runner,
         clock: Clock,
+        cache: BasePrefixCache,
         manager: BaseKVManager | None = None,
         *,
         wake: Callable[[], None] | None = None,
-        cache: BasePrefixCache | None = None,
     ) -> None:
         if config.max_running > runner.max_batch:
             raise ConfigError(
@@ -69,7 +70,8 @@ class Scheduler:
         self.clock = clock
         self._manager = manager
         self.wake = wake or (lambda: None)
-        self.cache = ChunkCache(PageAllocator(runner.num_pages, self._note_pages)) if cache is None else cache
+        self.cache = cache
+        self._flushes = FlushQueue()
         self.max_running = config.max_running or runner.max_batch
         self.counts: Counter[str] = Counter(dict.fromkeys(COUNTS, 0))
         self.waiting = Fifo("waiting", waiting=True)  # FIFO for pages
@@ -132,6 +134,14 @@ class Scheduler:
         """End every request that was submitted before this call."""
         self._post(self._abort_everything)
 
+    def flush_cache(self, timeout_s: float, told: Callable[[bool], None]) -> None:
+        """Empty the prefix cache once no request is here; told(False), on the scheduler's thread: one still was.
+
+        timeout_s: how long to wait for that; 0 asks once.
+        """
+        until_s = self.clock() + timeout_s
+        self._post(lambda: self._flushes.add(until_s, told))
+
     def stats(self) -> dict[str, int]:
         """Requests in each queue, pages, and counts since the start. Numbers may be one step apart."""
         free, capacity = self.cache.available_pages(), self.cache.capacity()
@@ -141,6 +151,7 @@ class Scheduler:
             **queues,
             "free_pages": free,
             "used_pages": capacity - free,
+            "cached_pages": self.cache.cached_pages,
             **self.counts,
         }
 
@@ -163,7 +174,11 @@ class Scheduler:
         worked = self._take_events()
         worked |= self._drain_inbox()
         worked |= self._admit()
+        worked |= self._answer_flushes()
         return worked
+
+    def _answer_flushes(self) -> bool:
+        return bool(self._flushes) and self._flushes.answer(self.cache, bool(self._by_rid), self.clock())
 
     def device_work(self) -> bool:
         """The rest of the step: one prefill chunk, one decode batch, and what follows from their results."""
@@ -177,7 +192,7 @@ class Scheduler:
 
     def next_wake(self) -> float | None:
         """The time on the clock at which an idle scheduler wants a step; None: only when woken."""
-        return None
+        return self._flushes.next_deadline_s()
 
     # ------------------------------------------------------------ what PD modes change
 
@@ -199,6 +214,7 @@ class Scheduler:
         return pages_for(n_prompt + max_outputs, self.runner.page_size)
 
     def _handle_completed_prefill(self, seq: Seq, sampled: Sampled) -> None:
+        self.cache.insert(seq.token, seq.req.prompt_ids)  # others need not wait for the end of this request
         self._emit_token(seq, sampled.token, sampled.logprob, sampled.top)
 
     def _end_room(self, seq: Seq, reason: str) -> None:
@@ -293,6 +309,7 @@ class Scheduler:
         seq.has_pages = True
         seq.req.pages = acquired.pages
         seq.computed = seq.req.cached_tokens = acquired.cached_tokens
+        self.counts["cached_tokens"] += acquired.cached_tokens
         seq.req.times.scheduled = self.clock()
         return True
 
@@ -347,10 +364,6 @@ class Scheduler:
         return True
 
     # ------------------------------------------------------------ outputs and ends
-
-    def _note_pages(self, event: str, token: int, pages: Sequence[int]) -> None:
-        if self._manager is not None:
-            self._manager.note(event, token=str(token), pages=list(pages))
 
     def _emit_token(self, seq: Seq, token: int, logprob: float | None, top: TopLogprobs) -> None:
         """One new output token: to the sink, and to the running batch unless it is the last."""

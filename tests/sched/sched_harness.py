@@ -123,9 +123,10 @@ def run_out(scheduler: Scheduler, steps: int = 20_000) -> None:
 
 def assert_initial(scheduler: Scheduler) -> None:
     """Nothing of any request is left (S3: allocators return to the initial value)."""
-    scheduler.cache.allocator.check()
+    scheduler.cache.check()
     stats = scheduler.stats()
     assert stats["used_pages"] == 0 and stats["free_pages"] == scheduler.runner.num_pages - 1
+    assert scheduler.cache.flush() == stats["cached_pages"] and scheduler.cache.allocator.used_pages == 0
     assert stats["queued"] == 0 and not scheduler._by_rid and scheduler.idle()
     assert all(len(queue) == 0 for queue in scheduler._queues())
     assert not getattr(scheduler, "_rooms", {})
@@ -139,6 +140,15 @@ def random_prompt(rng: random.Random, n: int) -> list[int]:
     return [rng.randrange(MODEL.n_vocab) for _ in range(n)]
 
 
+STEMS = [random_prompt(random.Random(i), 60) for i in range(2)]
+
+
+def likely_prompt(rng: random.Random, n: int) -> list[int]:
+    """Often begins as others do."""
+    stem = rng.choice([[], *STEMS])[: rng.randint(0, n)]
+    return stem + random_prompt(rng, n - len(stem))
+
+
 def random_client(rng: random.Random, i: int, *, longest: int = 40, most_new: int = 30, room=None) -> Client:
     sampling = SamplingParams(
         max_new_tokens=rng.randint(1, most_new),
@@ -147,7 +157,7 @@ def random_client(rng: random.Random, i: int, *, longest: int = 40, most_new: in
         ignore_eos=rng.random() < 0.3,
         stop_token_ids=frozenset(rng.sample(range(MODEL.n_vocab), rng.choice([0, 0, 2]))),
     )
-    return Client(random_prompt(rng, rng.randint(1, longest)), sampling, rid=f"r{i}", room=room)
+    return Client(likely_prompt(rng, rng.randint(1, longest)), sampling, rid=f"r{i}", room=room)
 
 
 def prompt_starting_with(token: int, n: int, *, seed: int = 0) -> list[int]:

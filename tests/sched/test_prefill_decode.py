@@ -153,7 +153,7 @@ def test_wiring(make_pair):
     with pytest.raises(ConfigError, match="takes no KV manager"):
         make_scheduler("null", pair.p_config, pair.p_runner, pair.clock, pair.p_manager)
     with pytest.raises(ConfigError, match="needs a KV manager"):
-        DecodeScheduler(pair.d_config, pair.d_runner, pair.clock)
+        DecodeScheduler(pair.d_config, pair.d_runner, pair.clock, pair.d.cache)
     request = Request("r", [1], LONG, print, bootstrap_host="10.0.0.1", bootstrap_port=8998)
     assert bootstrap_addr(request) == "10.0.0.1:8998"
     request.bootstrap_port = None

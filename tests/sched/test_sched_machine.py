@@ -14,6 +14,7 @@ from sched_pair import Pair
 
 from pdjax.core.errors import PDError
 from pdjax.engine.base import KVLanded
+from pdjax.sched.radix_cache import CACHE_TOKEN
 
 SETTINGS = settings(
     max_examples=60, stateful_step_count=60, deadline=None, suppress_health_check=[HealthCheck.too_slow]
@@ -21,29 +22,39 @@ SETTINGS = settings(
 
 
 def assert_sound(scheduler) -> None:
-    """Each page has one owner, and each live request that says it has pages owns them (S1)."""
-    allocator = scheduler.cache.allocator
-    allocator.check()
+    """Each page has one writer or is a cached one, and each live request that says it has pages holds them (S1)."""
+    cache = scheduler.cache
+    allocator = cache.allocator
+    cache.check()
     live = [seq for seqs in scheduler._by_rid.values() for seq in seqs]
     held = Counter(page for seq in live for page in seq.req.pages)
-    assert not held or max(held.values()) == 1
-    assert held.total() == allocator.used_pages
+    cached = allocator.held(CACHE_TOKEN)
+    assert {page for page, n in held.items() if n > 1} <= set(cached)
+    assert len({*held, *cached}) == allocator.used_pages and len(cached) == cache.cached_pages
     for seq in live:
         assert seq.has_pages == bool(seq.req.pages)
-        assert not seq.has_pages or allocator.owns(seq.token, seq.req.pages)
+        unwritten = seq.req.pages[seq.computed // scheduler.runner.page_size :]
+        assert not unwritten or allocator.owns(seq.token, unwritten)
+        assert set(seq.req.pages) <= set(allocator.held(seq.token))
     assert sum(len(queue) for queue in scheduler._queues()) == len(live)
     assert len(scheduler.running) <= scheduler.max_running and len(scheduler.prefilling) <= 1
     assert 0 <= scheduler.stats()["queued"] <= scheduler.config.max_queue
 
 
 class NullMachine(RuleBasedStateMachine):
-    @initialize(pages=st.integers(5, 30), chunk=st.sampled_from([1, 4, 7, 64]), queue=st.integers(1, 6))
-    def begin(self, pages, chunk, queue):
+    @initialize(
+        pages=st.integers(5, 30),
+        chunk=st.sampled_from([1, 4, 7, 64]),
+        queue=st.integers(1, 6),
+        off=st.booleans(),
+    )
+    def begin(self, pages, chunk, queue, off):
         self.scheduler = make_null(
             FlakyRunner(num_pages=pages, max_batch=3),
             context_length=16,
             chunked_prefill_size=chunk,
             max_queue=queue,
+            disable_radix_cache=off,
         )
         self.clients, self.aborted = [], set()
 
@@ -106,14 +117,15 @@ class PairMachine(RuleBasedStateMachine):
         budget=st.sampled_from([1, 700, 1 << 40]),
         chunk=st.sampled_from([1, 4, 7, 64]),
         queue=st.integers(1, 6),
+        off=st.booleans(),
     )
-    def begin(self, p_pages, d_pages, budget, chunk, queue):
+    def begin(self, p_pages, d_pages, budget, chunk, queue, off):
         limits = {"context_length": 16, "max_queue": queue}
         self.pair = Pair(
             budget_bytes=budget,
             p={"num_pages": p_pages},
             d={"num_pages": d_pages, "max_batch": 3},
-            p_config={**limits, "chunked_prefill_size": chunk},
+            p_config={**limits, "chunked_prefill_size": chunk, "disable_radix_cache": off},
             d_config=limits,
         )
         self.legs, self.landed = [], []

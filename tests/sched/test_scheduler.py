@@ -43,7 +43,7 @@ def test_many_requests_get_the_tokens_of_a_lone_one(seed, chunk):
             if todo:
                 scheduler.submit(todo.pop().req)
         scheduler.step()
-        scheduler.cache.allocator.check()
+        scheduler.cache.check()
     for client in clients:
         client.assert_right(scheduler.config)
     assert_initial(scheduler)
