@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from pdjax.core import transitions as t
+from pdjax.core.trace import CACHE_TOKEN
 
 NUMBERS = {name: value for value, name in t.STATE_NAMES.items()}
 Life = tuple[str, str]  # (node, epoch)
@@ -105,6 +106,7 @@ def _is_line(raw: Any) -> bool:
 _RULED = frozenset(
     [
         "pages_taken",
+        "pages_shared",
         "pages_freed",
         "registered",
         "pull_started",
@@ -183,20 +185,27 @@ def _follows(role: str, lines: list[Line]) -> list[Finding]:
 
 
 def pages_have_one_owner(log: Log) -> list[Finding]:
-    """S1: a page is taken by one token at a time, and freed by that token."""
-    owner: dict[tuple[Life, int], int] = {}
+    """S1: a page is taken when nobody holds it, shared while somebody does, and freed by each token that holds it."""
+    holders: dict[tuple[Life, int], set[int]] = {}
     found = []
-    for line in log.of("pages_taken", "pages_freed"):
+    for line in log.of("pages_taken", "pages_shared", "pages_freed"):
         token = int(line.get("token"))
         for page in line.get("pages") or ():
-            key = (line.life, int(page))
+            held = holders.setdefault((line.life, int(page)), set())
+            wrong = ""
             if line.event == "pages_taken":
-                if key in owner:
-                    found.append(Finding("S1", f"page {page} of {line.life[0]} is taken twice", line.number))
-                owner[key] = token
-            elif owner.pop(key, None) != token:
-                text = f"page {page} of {line.life[0]} is freed by one that does not own it"
-                found.append(Finding("S1", text, line.number))
+                wrong = "taken twice" if held else ""
+                held.clear()
+                held.add(token)
+            elif line.event == "pages_shared":
+                wrong = "" if held and token not in held else "shared by one that has it, or by none"
+                held.add(token)
+            elif token in held:
+                held.remove(token)
+            else:
+                wrong = "freed by one that does not own it"
+            if wrong:
+                found.append(Finding("S1", f"page {page} of {line.life[0]} is {wrong}", line.number))
     return found
 
 
@@ -345,11 +354,14 @@ def broken(lines: list[Line]) -> list[Finding]:
 @dataclass
 class _Open:
     rooms: dict[tuple[Life, str, int], str] = field(default_factory=dict)
-    pages: dict[tuple[Life, int], int] = field(default_factory=dict)
+    pages: set[tuple[Life, int, int]] = field(default_factory=set)
 
 
 def all_closed(lines: list[Line]) -> list[Finding]:
-    """S3, V1, V2: at the end no room is live and no page is taken. Lives that were killed are not held to it."""
+    """S3, V1, V2: at the end no room is live and no page is taken, except by a prefix cache.
+
+    Lives that were killed are not held to it.
+    """
     newest: dict[str, int] = {}
     for line in lines:
         node, epoch = line.life
@@ -362,16 +374,17 @@ def all_closed(lines: list[Line]) -> list[Finding]:
             key = (line.life, line.role, line.room)
             if not (line.get("from") == line.get("to") == "Absent"):
                 state.rooms[key] = str(line.get("to"))
-        for page in line.get("pages") or ():
-            if line.event == "pages_taken":
-                state.pages[line.life, int(page)] = line.number
-            elif line.event == "pages_freed":
-                state.pages.pop((line.life, int(page)), None)
+        if pages := line.get("pages"):
+            token = int(line.get("token"))
+            held = {(line.life, int(page), token) for page in pages if token != CACHE_TOKEN}
+            state.pages = state.pages - held if line.event == "pages_freed" else state.pages | held
     live = {t.STATE_NAMES[s] for s in t.LIVE}
     found = [
         Finding("V1", f"{role} room {room} of {life[0]} is still {s}")
         for (life, role, room), s in state.rooms.items()
         if s in live
     ]
-    found += [Finding("S3", f"page {page} of {life[0]} is still taken") for life, page in state.pages]
+    found += [
+        Finding("S3", f"page {page} of {life[0]} is still taken") for life, page, _ in sorted(state.pages)
+    ]
     return found

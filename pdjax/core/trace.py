@@ -14,6 +14,9 @@ import msgspec
 from pdjax.core.room import Transition
 from pdjax.core.transitions import LETTERS, LIVE, SENDER, STATE_NAMES
 
+# Token of the pages that a prefix cache holds, in pages_shared (it keeps them) and pages_freed (it has evicted them).
+CACHE_TOKEN = 0
+
 _encoder = msgspec.json.Encoder()
 _EXACT = 1 << 53  # the first integer that a JSON reader may round
 

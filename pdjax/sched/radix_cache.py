@@ -2,7 +2,7 @@
 
 A tree whose edges are whole pages of tokens: a path from the root is a history from position 0, and each node has the
 page with the KV of its last page_size tokens. Edges are found by comparing the tokens themselves, so two histories are
-never taken for each other. The cache holds every page of the tree under its own token, requests hold the paths that
+never taken for each other. The cache holds every page of the tree under a token of its own (requests count from 1, no attempt is 0), requests hold the paths that
 they read; what only the cache holds is evicted when pages are needed, least recently used first, leaves before what they
 hang on.
 
@@ -16,10 +16,9 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from pdjax.core.trace import CACHE_TOKEN
 from pdjax.sched.chunk_cache import Acquired, BasePrefixCache, PrefixMatch
 from pdjax.sched.pages import PageAllocator, PageError
-
-CACHE_TOKEN = 0  # holds the pages of the tree; requests count from 1, and no attempt is 0
 
 
 @dataclass(eq=False, slots=True)

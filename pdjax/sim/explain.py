@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from pdjax.core import transitions as t
+from pdjax.core.trace import CACHE_TOKEN
 from pdjax.sim.properties import NOT_SHOWN, SENTENCES, Violation
 
 LAST_MOVES = 8
@@ -74,15 +75,18 @@ def _violation(v: Violation, lines: list[dict[str, Any]]) -> Iterator[str]:
 def _owners(before: list[dict[str, Any]], room: int, moves: list[dict[str, Any]]) -> Iterator[str]:
     """Pages that are taken on the nodes of the room, by token; an attempt's own token is named."""
     nodes = list(dict.fromkeys(x["node"] for x in moves))
-    names = {x["attempt"]: f"room {int(x['room'])}" for x in before if x.get("role") == t.RECEIVER}
+    names = {str(CACHE_TOKEN): "the prefix cache"}
+    names |= {x["attempt"]: f"room {int(x['room'])}" for x in before if x.get("role") == t.RECEIVER}
     for node in nodes:
-        taken: dict[str, list[int]] = {}
+        held: dict[str, dict[int, None]] = {}
         for x in before:
             if x["node"] != node:
                 continue
-            if x["event"] == "pages_taken":
-                taken[x["token"]] = x["pages"]
+            if x["event"] in ("pages_taken", "pages_shared"):
+                held.setdefault(x["token"], {}).update(dict.fromkeys(x["pages"]))
             elif x["event"] == "pages_freed":
-                taken.pop(x["token"], None)
-        for token, pages in taken.items():
-            yield f"  pages {pages} of {node} belong to {names.get(token, 'token ' + token)}"
+                for page in x["pages"]:
+                    held.get(x["token"], {}).pop(page, None)
+        for token, pages in held.items():
+            if pages:
+                yield f"  pages {list(pages)} of {node} belong to {names.get(token, 'token ' + token)}"

@@ -24,6 +24,7 @@ _NUMBERS = {
     "chunked-prefill-size": 1,
 }
 _TEXTS = ("model", "dtype", "disaggregation-verify")
+_SWITCHES = ("disable-radix-cache",)
 
 
 def node_spec(
@@ -36,6 +37,7 @@ def node_spec(
     settings: dict[str, Any] = {}
     numbers: dict[str, int] = {}
     texts: dict[str, str] = {}
+    switches: dict[str, bool] = {}
     for (flag, path), value in flags.items():
         if flag in _SETTINGS:
             settings[_SETTINGS[flag].name] = _setting(value, _SETTINGS[flag].default, path)
@@ -49,8 +51,10 @@ def node_spec(
             if not isinstance(value, str):
                 raise TraceError(path, f"a text expected, {show(value)} found")
             texts[flag] = value
+        elif flag in _SWITCHES:
+            switches[flag] = _setting(value, False, path)
         else:
-            known = ", ".join([*_SETTINGS, *_NUMBERS, *_TEXTS])
+            known = ", ".join([*_SETTINGS, *_NUMBERS, *_TEXTS, *_SWITCHES])
             raise TraceError(path, f"the simulated servers have no such flag; they have {known}")
     verify = texts.get("disaggregation-verify", "all")
     if verify not in get_args(Verify):
@@ -68,6 +72,7 @@ def node_spec(
             max_running=max_batch,
             max_queue=numbers.get("max-queue", 1024),
             chunked_prefill_size=numbers.get("chunked-prefill-size", 512),
+            disable_radix_cache=switches.get("disable-radix-cache", False),
         )
     except ConfigError as error:
         raise TraceError("world.flags", f"{name}: {error}") from None

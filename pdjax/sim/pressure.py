@@ -16,19 +16,19 @@ class Injected(RuntimeError):
 
 def hold_pages(node: Node, free: int | None) -> bool:
     """Take pages until ``free`` remain; None: give them back. False: nothing to do."""
-    allocator = node.scheduler.cache.allocator
+    cache = node.scheduler.cache
     if free is None:
         if not node.pages_taken:
             return False
         for i in range(node.page_holds):
-            allocator.free(STOLEN_TOKEN + i)
+            cache.release(STOLEN_TOKEN + i, ())
         node.pages_taken = node.page_holds = 0
         node.wake_scheduler()
         return True
-    n = allocator.free_pages - free
+    n = cache.available_pages() - free
     if n <= 0:
         return False
-    allocator.alloc(n, STOLEN_TOKEN + node.page_holds)
+    cache.acquire(STOLEN_TOKEN + node.page_holds, (), n)  # like any request: what is cached makes room
     node.page_holds += 1
     node.pages_taken += n
     return True

@@ -128,7 +128,7 @@ class RunFaults(RunLogs):
             if line.event in MILESTONES and line.room is not None:
                 room = room_text(line.room)
                 return {"on": {"event": line.event, "room": room, "node": self.names[life.node]}}
-            if line.event not in ("sent", "delivered", "pages_taken", "pages_freed") and (
+            if line.event not in ("sent", "delivered", "pages_taken", "pages_shared", "pages_freed") and (
                 line.get("role") is None or line.get("from") != line.get("to")
             ):
                 break

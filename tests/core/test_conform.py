@@ -116,6 +116,33 @@ def test_pages_with_two_owners_are_refused():
     assert [f.rule for f in conform.check([good[0], line(1, "pages_freed", 2, [2])])] == ["S1"]
 
 
+def test_pages_of_a_prefix_cache_are_shared_while_somebody_holds_them():
+    def lines(*events):
+        return [
+            json.dumps(
+                {"n": n, "t": 0, "node": "p0", "epoch": "1", "event": event, "token": token, "pages": pages}
+            ).encode()
+            for n, (event, token, pages) in enumerate(events)
+        ]
+
+    first = [("pages_taken", "1", [1, 2]), ("pages_shared", "0", [1])]
+    freed = ("pages_freed", "1", [1, 2])
+    again = [("pages_taken", "2", [2]), ("pages_shared", "2", [1])]
+    assert conform.check(lines(*first, freed), complete=True) == []  # the cache keeps page 1
+    whole = [*first, freed, *again, ("pages_freed", "2", [1, 2]), ("pages_freed", "0", [1])]
+    assert conform.check(lines(*whole), complete=True) == []
+    assert [f.rule for f in conform.check(lines(*first), complete=True)] == ["S3", "S3"]
+    for wrong in (
+        [*first, freed, ("pages_taken", "2", [1])],  # the cache holds it
+        [*first, freed, ("pages_shared", "2", [2])],  # nobody does
+        [*first, ("pages_shared", "1", [1])],  # twice
+        [*first, freed, ("pages_freed", "1", [1])],  # twice
+        [*first, ("pages_freed", "3", [1])],  # never
+        [*whole, ("pages_freed", "0", [1])],  # evicted twice
+    ):
+        assert [f.rule for f in conform.check(lines(*wrong))] == ["S1"], wrong
+
+
 @pytest.mark.parametrize(
     "text",
     [

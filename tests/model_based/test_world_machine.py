@@ -56,7 +56,7 @@ class Model:
 
     def __init__(self):
         self.rooms = {}  # (node, epoch, room) → state
-        self.pages = {}  # (node, epoch, page) → token
+        self.pages = {}  # (node, epoch, page) → tokens
 
     def line(self, x):
         life = x["node"], x["epoch"]
@@ -66,11 +66,15 @@ class Model:
             self.rooms[key] = x["to"]
         elif x["event"] == "pages_taken":
             for page in x["pages"]:
-                assert (*life, page) not in self.pages, x
-                self.pages[(*life, page)] = x["token"]
+                assert not self.pages.get((*life, page)), x
+                self.pages[(*life, page)] = {x["token"]}
+        elif x["event"] == "pages_shared":
+            for page in x["pages"]:
+                assert x["token"] not in self.pages[(*life, page)], x
+                self.pages[(*life, page)].add(x["token"])
         elif x["event"] == "pages_freed":
             for page in x["pages"]:
-                assert self.pages.pop((*life, page)) == x["token"], x
+                self.pages[(*life, page)].remove(x["token"])
 
     def compare(self, world):
         for node in world.nodes.values():
@@ -80,9 +84,9 @@ class Model:
             manager = {room: t.STATE_NAMES[r.state] for room, r in node.manager.rooms.items()}
             model = {k[2]: s for k, s in self.rooms.items() if k[:2] == life and s != "Absent"}
             assert manager == model, (node.name, manager, model)
-            owned = {k[2]: token for k, token in self.pages.items() if k[:2] == life}
+            held = {(k[2], token) for k, tokens in self.pages.items() if k[:2] == life for token in tokens}
             allocator = node.scheduler.cache.allocator
-            assert {page: str(t) for t, pages in allocator._held.items() for page in pages} == owned
+            assert {(page, str(token)) for token, pages in allocator._held.items() for page in pages} == held
 
 
 class WorldMachine(RuleBasedStateMachine):

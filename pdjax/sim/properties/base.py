@@ -98,8 +98,8 @@ class LifeTrack:
     name: str
     epoch: str
     rooms: dict[int, Track] = field(default_factory=dict)
-    owner: dict[int, str] = field(default_factory=dict)  # page → token
-    pages: dict[str, list[int]] = field(default_factory=dict)  # token → pages
+    holders: dict[int, set[str]] = field(default_factory=dict)  # page → tokens
+    pages: dict[str, set[int]] = field(default_factory=dict)  # token → pages
     newest: dict[str, int] = field(default_factory=dict)  # peer → newest epoch that acted here
     delivered: tuple[str, str, str, int] = (
         "",

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from pdjax.sim.properties.base import ENDED, WIRE, Decision, Property, Track, digest_of
+from pdjax.core.trace import CACHE_TOKEN
+from pdjax.sim.properties.base import ENDED, WIRE, Context, Decision, Property, Track, digest_of
 
-PAGES = ("pages_taken", "pages_freed")
+PAGES = ("pages_taken", "pages_shared", "pages_freed")
+CACHE = str(CACHE_TOKEN)
 RELEASES = frozenset({"reserve", "free_budget", "to_limbo"})
 
 
@@ -17,6 +19,11 @@ class S1(Property):
     name = "S1"
     sentence = "a page or a packed byte belongs to one owner, and leaves a transfer only when the transfer is quiescent"
     hears = (*PAGES, "transition")
+
+    def __init__(self, ctx: Context) -> None:
+        super().__init__(ctx)
+        # (node, epoch, page) → what the page held when the prefix cache took it: nobody may write it from then on
+        self.cached: dict[tuple[str, str, int], bytes] = {}
 
     @staticmethod
     def wants(d: Decision) -> bool:
@@ -45,21 +52,48 @@ class S1(Property):
                     self._bytes(str(uuid), line, track)
 
     def _pages(self, line: dict[str, Any]) -> None:
+        """A page is taken when nobody holds it, shared while somebody does, freed by each that holds it."""
         life = self.ctx.lives[line["node"], line["epoch"]]
-        token, pages = line["token"], line["pages"]
-        if line["event"] == "pages_taken":
-            for page in pages:
-                if page in life.owner:
-                    self.breach(
-                        f"page {page} of {life.name} is taken by {token} while {life.owner[page]} owns it"
-                    )
-                life.owner[page] = token
-            life.pages.setdefault(token, []).extend(pages)
-            return
+        event, token, pages = line["event"], line["token"], line["pages"]
         for page in pages:
-            if life.owner.pop(page, None) != token:
+            held = life.holders.setdefault(page, set())
+            if event == "pages_taken":
+                if held:
+                    self.breach(
+                        f"page {page} of {life.name} is taken by {token} while {_names(held)} owns it"
+                    )
+                    held.clear()
+                held.add(token)
+            elif event == "pages_shared":
+                if not held or token in held:
+                    self.breach(f"page {page} of {life.name} is shared with {token}, held by {_names(held)}")
+                held.add(token)
+            elif token in held:
+                held.remove(token)
+            else:
                 self.breach(f"page {page} of {life.name} is freed by {token}, which does not own it")
-        life.pages.pop(token, None)
+        mine = life.pages.setdefault(token, set())
+        if event == "pages_freed":
+            mine.difference_update(pages)
+        else:
+            mine.update(pages)
+        if not mine:
+            del life.pages[token]
+        if event == "pages_shared" or (event == "pages_freed" and token == CACHE):
+            self._unchanged(line)
+
+    def _unchanged(self, line: dict[str, Any]) -> None:
+        """What the cache holds is as it was when the cache took it: its readers would decode what was written since."""
+        node = self.ctx.node(line["node"], line["epoch"])
+        if node is None:
+            return
+        for page in line["pages"]:
+            key = (line["node"], line["epoch"], page)
+            now = b"".join(pool[:, page].tobytes() for pool in node.runner.arrays)
+            if self.cached.setdefault(key, now) != now:
+                self.breach(f"page {page} of {line['node']} was written while the prefix cache held it")
+            if line["event"] == "pages_freed":
+                del self.cached[key]
 
     def _bytes(self, uuid: str, line: dict[str, Any], track: Track) -> None:
         """No living D has a pull of these bytes that has not ended."""
@@ -71,6 +105,10 @@ class S1(Property):
                 if line["event"] == "peer_reborn":
                     continue  # the life that pulled is over
                 self.breach(f"{track}: {line['event']} frees bytes that {node.name} is still pulling", line)
+
+
+def _names(tokens: set[str]) -> str:
+    return " and ".join(sorted(tokens)) or "nobody"
 
 
 class S3(Property):
@@ -95,12 +133,10 @@ class S3(Property):
             held = node.held()
             if held:
                 self.breach(f"{node.name} still holds {held}")
-            allocator = getattr(node.scheduler.cache, "allocator", None)
-            if allocator is not None:
-                try:
-                    allocator.check()
-                except RuntimeError as error:
-                    self.breach(f"{node.name}: {error}")
+            try:
+                node.scheduler.cache.check()
+            except RuntimeError as error:
+                self.breach(f"{node.name}: {error}")
 
 
 class S4(Property):

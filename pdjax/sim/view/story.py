@@ -10,10 +10,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pdjax.core import transitions as t
+from pdjax.core.trace import CACHE_TOKEN
 from pdjax.core.wire import MAX_ROOM
 
 LETTER = {t.STATE_NAMES[value]: letter for letter, value in t.LETTERS.items()}
 WORLD = "sim"  # the column of what is done to the world
+_PAGES = {"pages_taken": "+", "pages_shared": "shares ", "pages_freed": "−"}
 QUIET = frozenset(
     {"started", "listed", "admitted", "prefilled", "peer_known", "success", "failed", "draining"}
 )
@@ -77,9 +79,9 @@ class Story:
             return None
         if event in ("sent", "delivered"):
             return self._message(line, node, event) if self.messages else None
-        if event in ("pages_taken", "pages_freed"):
-            sign = "+" if event == "pages_taken" else "−"
-            return node, f"{sign}{len(line['pages'])} pages", False
+        if event in _PAGES:
+            what = "cache " if line["token"] == str(CACHE_TOKEN) else ""
+            return node, f"{what}{_PAGES[event]}{len(line['pages'])} pages", False
         if event == "finished":
             reason = f" {line['reason']}" if line.get("reason") else ""
             return node, f"{line['rid']}: {line['outcome']}{reason}", line["outcome"] != "ok"
