@@ -12,6 +12,7 @@ from typing import Any
 
 from pdjax.core.settings import PDSettings
 from pdjax.sim.draw_faults import FAULTS, MAX_FAULTS, MAX_REQUESTS, Faults
+from pdjax.sim.draw_prefixes import share_prefixes
 from pdjax.sim.transport import SimTransport
 
 Trace = dict[str, Any]
@@ -19,7 +20,9 @@ Trace = dict[str, Any]
 
 def draw(seed: int) -> Trace:
     """The trace file of a seed. The same seed gives the same file on any machine."""
-    return _Draw(seed).trace()
+    trace = _Draw(seed).trace()
+    share_prefixes(trace, seed)
+    return trace
 
 
 class _Draw(Faults):
