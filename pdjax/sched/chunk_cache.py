@@ -34,6 +34,7 @@ class BasePrefixCache(ABC):
 
     def __init__(self, allocator: PageAllocator) -> None:
         self.allocator = allocator
+        self.evicted_pages = 0  # since the start, flushed ones included
 
     @abstractmethod
     def match_prefix(self, prompt_ids: Sequence[int]) -> PrefixMatch:

@@ -24,13 +24,16 @@ class FlushQueue:
         self._waiting.append((until_s, told))
 
     def answer(self, cache: BasePrefixCache, busy: bool, now_s: float) -> bool:
-        """Flush and tell all, unless a request is live or holds pages; tell those whose time is over that one does."""
+        """Flush and tell all when no request is live; tell those whose time is over that one is (busy).
+
+        Pages that a device step still writes for a request that has ended come back within a turn: that is waited for.
+        """
         asked, self._waiting = self._waiting, []
         quiet = not busy and cache.available_pages() == cache.capacity()
         if quiet:
             cache.flush()
         for until_s, told in asked:
-            if quiet or until_s <= now_s:
+            if quiet or (busy and until_s <= now_s):
                 told(quiet)
             else:
                 self._waiting.append((until_s, told))

@@ -50,7 +50,6 @@ class RadixCache(BasePrefixCache):
     def __init__(self, allocator: PageAllocator, page_size: int) -> None:
         super().__init__(allocator)
         self.page_size = page_size
-        self.evicted_pages = 0
         self._root = _Node((), 0, None)
         self._holds: dict[int, _Hold] = {}
         # Least recently used first. A path is appended from its end to its beginning whenever its lock goes, so every

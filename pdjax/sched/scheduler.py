@@ -152,6 +152,7 @@ class Scheduler:
             "free_pages": free,
             "used_pages": capacity - free,
             "cached_pages": self.cache.cached_pages,
+            "evicted_pages": self.cache.evicted_pages,
             **self.counts,
         }
 

@@ -117,6 +117,7 @@ def _add_info(app: FastAPI, desk: Desk) -> None:
                 "load_balance_method": "round_robin",
                 "disaggregation_mode": engine.role,
                 "disaggregation_bootstrap_port": engine.bootstrap_port,
+                "disable_radix_cache": engine.disable_radix_cache,
                 "context_length": engine.context_length,
                 "ready": engine.ready(),
                 "internal_states": [{**engine.info(), "http": {**desk.counters, "live": desk.live()}}],
@@ -167,6 +168,17 @@ def _add_watching(app: FastAPI, desk: Desk) -> None:
         return JsonAnswer(await asyncio.to_thread(engine.rooms, limit, room))
 
 
+def _seconds(text: str | None, name: str) -> float:
+    """A finite number that is not negative; 0 without one."""
+    try:
+        seconds = float(text or 0)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < float("inf"):
+        raise bad(name, "must be a number of seconds, 0 or more")
+    return seconds
+
+
 def _uint(text: str | None, name: str, default: int) -> int:
     try:
         return default if text is None else parse_uint(text, name)
@@ -176,10 +188,14 @@ def _uint(text: str | None, name: str, default: int) -> int:
 
 def _add_control(app: FastAPI, desk: Desk, limits: HttpLimits) -> None:
     @app.post("/flush_cache")
-    async def flush_cache() -> Response:
-        if desk.engine.flush_cache():
+    async def flush_cache(request: Request) -> Response:
+        """200 when the prefix cache is empty now. ?timeout=: seconds to wait for the requests that are here to end."""
+        timeout_s = _seconds(request.query_params.get("timeout"), "timeout")
+        if (dead := desk.engine.failed()) is not None:
+            return PlainTextResponse(dead, status_code=503)
+        if await asyncio.wrap_future(desk.engine.flush_cache(timeout_s)):
             return PlainTextResponse("Cache flushed.")
-        return PlainTextResponse("Cache not flushed: requests are running.", status_code=400)
+        return PlainTextResponse("Cache not flushed: requests are running or waiting.", status_code=400)
 
     @app.post("/abort_request")
     async def abort_request(request: Request) -> Response:

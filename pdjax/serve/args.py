@@ -61,6 +61,11 @@ class ServeArgs:
     max_running_requests: int = arg("max-running-requests", "rows of the largest decode step", 16)
     max_queue: int = arg("max-queue", "requests taken in and not started; one beyond gets 503", 1024)
     chunked_prefill_size: int = arg("chunked-prefill-size", "prompt tokens computed in one step", 512)
+    disable_radix_cache: bool = arg(
+        "disable-radix-cache",
+        "compute every prompt whole, also where it begins like an earlier one (D: always)",
+        False,
+    )
     dtype: Literal["auto", "float32", "bfloat16"] = arg(
         "dtype", "of weights and KV", "auto", ("auto", "float32", "bfloat16")
     )

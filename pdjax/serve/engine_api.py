@@ -6,6 +6,7 @@ Must never import JAX: a server can be tested without a model.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any, Literal, Protocol
 
 from pdjax.sched.request import Grammar, Request
@@ -44,7 +45,8 @@ class Engine(Protocol):
 
     role: "null" without PD. context_length: longest prompt + output in tokens. model_info: what /model_info and
     /server_info add as they are (model_path, model_type, architectures, weight_version, page_size, ...).
-    bootstrap_port: the port of the registry that this node uses, None without PD.
+    bootstrap_port: the port of the registry that this node uses, None without PD. disable_radix_cache: no prompt reads
+    what was computed for another one.
     """
 
     role: Role
@@ -54,6 +56,7 @@ class Engine(Protocol):
     model_name: str
     model_info: Mapping[str, Any]
     bootstrap_port: int | None
+    disable_radix_cache: bool
 
     def submit(self, req: Request) -> None:
         """Claim the room and queue the request. Raises PDError (400 duplicate or bad, 503 full or draining)."""
@@ -82,5 +85,5 @@ class Engine(Protocol):
     def failed(self) -> str | None:
         """Which thread has died and of what, or None while all live. Makes /health answer 503."""
 
-    def flush_cache(self) -> bool:
-        """Empty the prefix cache. False: requests are running, nothing was done."""
+    def flush_cache(self, timeout_s: float) -> Future[bool]:
+        """Empty the prefix cache when no request is here, waiting at most timeout_s for that. False: one still was."""

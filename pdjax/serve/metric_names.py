@@ -79,7 +79,7 @@ METRICS: tuple[Metric, ...] = (
     _pd("limbo", "gauge", "P: ended rooms whose bytes a D may still be reading"),
     _pd("early", "gauge", "P: messages kept for rooms whose leg has not come"),
     _pd("tombstones", "gauge", "ended rooms that are remembered"),
-    _pd("pages", "gauge", "pages of the KV pool, used or free", "state"),
+    _pd("pages", "gauge", "pages of the KV pool: used by requests, free (evictable ones included), cached", "state"),
     _pd("driver_longest_turn_seconds", "gauge", "longest turn of the thread that answers the peers"),
 )  # fmt: skip
 

@@ -137,7 +137,7 @@ def _of_holdings(n: Numbers, role: Role) -> dict[str, Values]:
         "pd_limbo": {(): n.limbo_entries},
         "pd_early": {(): n.early_entries},
         "pd_tombstones": {(): n.tombstones},
-        "pd_pages": {("used",): n.used_pages, ("free",): n.free_pages},
+        "pd_pages": {("used",): n.used_pages, ("free",): n.free_pages, ("cached",): n.cached_pages},
         "pd_driver_longest_turn_seconds": {(): n.driver_longest_turn_s},
     }
 

@@ -11,6 +11,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -112,6 +113,7 @@ class Node:
         self.model_name = model.name
         self.model_info: Mapping[str, Any] = model.info
         self.bootstrap_port = args.bootstrap_port if self.role != "null" else None
+        self.disable_radix_cache = args.disable_radix_cache or self.role == "decode"
         self.runner = model.runner
         self.epoch = make_epoch(time.time(), secrets.randbits(32))
         self.instance_id = args.seat(serving_url)
@@ -133,6 +135,7 @@ class Node:
             max_running=args.max_running_requests,
             max_queue=args.max_queue,
             chunked_prefill_size=self.runner.buckets.chunk_tokens,
+            disable_radix_cache=args.disable_radix_cache,
         )
         self.scheduler = make_scheduler(
             self.role, config, self.runner, time.monotonic, self.manager, wake=self._wake.set
@@ -351,8 +354,11 @@ class Node:
             return "the driver thread has died"
         return None
 
-    def flush_cache(self) -> bool:
-        return self._n_requests() == 0
+    def flush_cache(self, timeout_s: float) -> Future[bool]:
+        answer: Future[bool] = Future()
+        answer.set_running_or_notify_cancel()  # nobody can cancel it any more under the scheduler's hands
+        self.scheduler.flush_cache(timeout_s, answer.set_result)
+        return answer
 
 
 def _in_queues(stats: Mapping[str, int]) -> tuple[int, int]:

@@ -21,7 +21,9 @@ def numbers_of(node: Node) -> Numbers:
     stats = node.scheduler.stats()
     oldest_s = node.scheduler.oldest_s()
     queues = {name: stats[name] for name in oldest_s}
-    counters: dict[str, Mapping[str, int]] = {"scheduler": dict(node.scheduler.counts)}
+    counters: dict[str, Mapping[str, int]] = {
+        "scheduler": {**node.scheduler.counts, "evicted_pages": stats["evicted_pages"]}
+    }
     if node.router is not None:
         counters["router"] = dict(node.router.counters)
     shared: dict[str, Any] = {
@@ -32,6 +34,7 @@ def numbers_of(node: Node) -> Numbers:
         "oldest_s": oldest_s,
         "used_pages": stats["used_pages"],
         "free_pages": stats["free_pages"],
+        "cached_pages": stats["cached_pages"],
         "page_tokens": node.args.page_size,
         "counters": counters,
     }
@@ -80,7 +83,7 @@ def rooms_of(node: Node, limit: int, room: int | None) -> dict[str, Any]:
         "rooms": [_described(view, node.scheduler.place(view.room)) for view in views],
         **manager.remains(limit),
         "unpulled": {"charged_bytes": budget.charged_bytes, "limit_bytes": budget.limit_bytes},
-        "pages": {name: node.scheduler.stats()[f"{name}_pages"] for name in ("used", "free")},
+        "pages": {name: node.scheduler.stats()[f"{name}_pages"] for name in ("used", "free", "cached")},
     }
 
 

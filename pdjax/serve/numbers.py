@@ -26,6 +26,7 @@ class Numbers:
     oldest_s: Mapping[str, float] = field(default_factory=dict)
     used_pages: int = 0
     free_pages: int = 0
+    cached_pages: int = 0
     page_tokens: int = 1
     tally: Tally | None = None
     budget_bytes: tuple[int, int] = (0, 0)

@@ -3,6 +3,7 @@
 import json
 import queue
 import threading
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from pdjax.core.errors import PDError
@@ -74,12 +75,13 @@ class FakeEngine:
     model_info: dict = field(default_factory=lambda: {"model_type": "llama", "architectures": ["X"]})
     dead: str | None = None
     is_ready: bool = True
+    disable_radix_cache: bool = False
     can_flush: bool = True
     counted: Numbers = field(default_factory=Numbers)
 
     def __post_init__(self):
         self.tokenizer = ByteTokenizer()
-        self.requests, self.aborted = [], []
+        self.requests, self.aborted, self.flush_waits = [], [], []
         self.refuse = None
         self.changed = threading.Condition()
         self._gates = {}
@@ -147,8 +149,11 @@ class FakeEngine:
     def failed(self):
         return self.dead
 
-    def flush_cache(self):
-        return self.can_flush
+    def flush_cache(self, timeout_s):
+        self.flush_waits.append(timeout_s)
+        answer = Future()
+        answer.set_result(self.can_flush)
+        return answer
 
     def close(self):
         self._inbox.put(None)

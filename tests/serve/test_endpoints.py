@@ -60,7 +60,14 @@ def test_flush_cache(serve):
     server = serve()
     assert server.http.post("/flush_cache").status_code == 200
     server.engine.can_flush = False
-    assert server.http.post("/flush_cache").status_code == 400
+    assert server.http.post("/flush_cache?timeout=2.5").status_code == 400
+    assert server.engine.flush_waits == [0, 2.5]
+    for wrong in ("-1", "nan", "inf", "soon"):
+        answer = server.http.post(f"/flush_cache?timeout={wrong}")
+        assert answer.status_code == 400 and "timeout" in answer.text
+    server.engine.dead = "scheduler: boom"
+    assert server.http.post("/flush_cache").status_code == 503
+    assert len(server.engine.flush_waits) == 2
 
 
 def test_the_http2_probe_of_a_router_gets_an_answer_and_the_server_lives(shared, capfd, caplog):

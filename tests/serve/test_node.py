@@ -20,8 +20,16 @@ def test_a_waiting_request_is_counted_once(node):
     assert node.info()["num_waiting"] == 3, "in the inbox"
     node.scheduler._drain_inbox()
     assert node.info()["num_waiting"] == 3, "in the queue"
-    assert not node.flush_cache()
+    refused = node.flush_cache(0.0)
+    node.scheduler._drain_inbox()
+    node.scheduler._answer_flushes()
+    assert refused.result(0) is False
     for i in range(3):
         node.abort(f"r{i}")
     node.scheduler._drain_inbox()
-    assert node.info()["num_waiting"] == 0 and node.flush_cache()
+    assert node.info()["num_waiting"] == 0
+    flushed = node.flush_cache(0.0)
+    assert not flushed.cancel(), "the scheduler could not answer it any more"
+    node.scheduler._drain_inbox()
+    node.scheduler._answer_flushes()
+    assert flushed.result(0) is True
