@@ -19,7 +19,7 @@ from pdjax.core.pools import Manifest
 PROTOCOL_VERSION: Final = 1
 MAGIC: Final = b"PDJX"
 _TAG_BYTES: Final = 16
-_HEAD: Final = len(MAGIC) + 1 + _TAG_BYTES
+HEAD_BYTES: Final = len(MAGIC) + 1 + _TAG_BYTES  # before the payload
 MAX_ROOM: Final = (1 << 63) - 1
 _U64: Final = (1 << 64) - 1
 MAX_TOP_LOGPROBS: Final = (
@@ -147,12 +147,12 @@ def decode(data: bytes, secret: bytes = b"", max_frame_bytes: int = 1 << 20) -> 
     """Bytes → frame, or why not. Never raises."""
     if len(data) > max_frame_bytes:
         return BadFrame("too_long")
-    if len(data) <= _HEAD or data[: len(MAGIC)] != MAGIC:
+    if len(data) <= HEAD_BYTES or data[: len(MAGIC)] != MAGIC:
         return BadFrame("not_ours")
     if data[len(MAGIC)] != PROTOCOL_VERSION:
         return BadFrame("version")
-    payload = data[_HEAD:]
-    if not hmac.compare_digest(_tag(payload, secret), data[len(MAGIC) + 1 : _HEAD]):
+    payload = data[HEAD_BYTES:]
+    if not hmac.compare_digest(_tag(payload, secret), data[len(MAGIC) + 1 : HEAD_BYTES]):
         return BadFrame("checksum")
     try:
         frame = _decoder.decode(payload)

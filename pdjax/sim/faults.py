@@ -25,6 +25,28 @@ from pdjax.sim.transport import Pull
 from pdjax.sim.world import World
 
 
+class _Said(msgspec.Struct):
+    """What names a message: its type and its room."""
+
+    t: str
+    room: int
+
+
+class _Glance(msgspec.Struct, array_like=True):
+    """As much of a frame that a node has just made as its name needs."""
+
+    instance: str
+    epoch: int
+    stamp_us: int
+    echo_us: int
+    echo_epoch: int
+    held_us: int
+    messages: list[_Said] = []
+
+
+_glance = msgspec.msgpack.Decoder(_Glance)
+
+
 @dataclass
 class _Wait:
     step: Step
@@ -159,10 +181,9 @@ class Scenario:
         return self._last_decoded
 
     def _frame_name(self, src: str, dst: str, frame: bytes) -> Name:
-        messages = self._decoded(frame)
+        messages = _glance.decode(memoryview(frame)[wire.HEAD_BYTES :]).messages
         if messages:
-            kind = wire.EVENT_OF[type(messages[0])]
-            room: Any = room_text(messages[0].room)
+            kind, room = messages[0].t, room_text(messages[0].room)
         else:
             kind, room = "stamp", f"{src}-{dst}"
         n = self._counts[kind, room] = self._counts.get((kind, room), 0) + 1

@@ -175,6 +175,8 @@ class Context:
     pulls: dict[tuple[str, int], PullTrack] = field(default_factory=dict)  # (life of D, uuid)
     touched: dict[tuple[str, str, int], Track] = field(default_factory=dict)  # since the last instant
     dirty: dict[Life, LifeTrack] = field(default_factory=dict)  # since the last instant
+    # At an instant: the dirty lives that are there, each with its node.
+    active: list[tuple[LifeTrack, Any]] = field(default_factory=list)
     # At an instant: the touched tracks of lives that are there, each with its record (None: forgotten) and node.
     changed: list[tuple[Track, Any | None, Any]] = field(default_factory=list)
     up: list[Any] = field(default_factory=list)  # at a sample: the living nodes

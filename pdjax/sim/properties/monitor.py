@@ -16,6 +16,7 @@ from pdjax.sim.properties.base import (
     LOOK_MS,
     Context,
     Decision,
+    Life,
     LifeTrack,
     Offer,
     Property,
@@ -169,11 +170,17 @@ class Monitor:
     def _resolve(self) -> None:
         """What the touched tracks are about: the record and the node, looked up once for all properties."""
         ctx = self.ctx
-        ctx.changed = []
-        for (name, epoch, room), track in ctx.touched.items():
-            node = ctx.node(name, epoch)
+        ctx.changed, ctx.active = [], []
+        there: dict[Life, Any] = {}
+        for life, track in ctx.dirty.items():
+            node = ctx.node(*life)
             if node is not None:
-                ctx.changed.append((track, node.manager.rooms.get(room), node))
+                there[life] = node
+                ctx.active.append((track, node))
+        for (name, epoch, room), touched in ctx.touched.items():
+            node = there.get((name, epoch))
+            if node is not None:
+                ctx.changed.append((touched, node.manager.rooms.get(room), node))
 
     def at_end(self, world: Any = None) -> None:
         ctx = self.ctx

@@ -71,14 +71,13 @@ class S12(Property):
             self.ctx.lives[line["node"], line["epoch"]].legs += 1
 
     def on_instant(self) -> None:
-        for (name, epoch), life in self.ctx.dirty.items():
-            node = self.ctx.node(name, epoch)
-            if node is None:
-                continue
-            manager, settings, side = node.manager, node.manager.settings, node.manager.sender
+        for life, node in self.ctx.active:
+            manager, name = node.manager, node.name
+            settings, side = manager.settings, manager.sender
             if len(manager.rooms) > life.legs:
                 self.breach(f"{name}: {len(manager.rooms)} records for {life.legs} legs")
-            if side.n_early > settings.max_early or side.n_early != sum(map(len, side.early.values())):
+            n_early = sum(map(len, side.early.values())) if side.early else 0
+            if side.n_early > settings.max_early or side.n_early != n_early:
                 self.breach(f"{name}: {side.n_early} early entries counted, {len(side.early)} rooms of them")
             if len(manager.peers.links) > settings.max_peers:
                 self.breach(f"{name}: {len(manager.peers.links)} peers remembered")
