@@ -117,14 +117,16 @@ def _run_alone(seed: int) -> Found:
 
 @contextmanager
 def _collected_by_hand() -> Iterator[None]:
+    was_on = gc.isenabled()
     gc.collect()
     gc.freeze()  # what stays for ever is not looked at again
     gc.disable()
     try:
         yield
     finally:
-        gc.enable()
         gc.unfreeze()
+        if was_on:
+            gc.enable()
 
 
 def _begin() -> None:

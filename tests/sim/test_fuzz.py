@@ -1,5 +1,6 @@
 """Random worlds in CI: each twice, nothing violated, and everything that must sometimes happen does."""
 
+import gc
 import json
 import os
 import subprocess
@@ -14,7 +15,7 @@ from pdjax.core import transitions as t
 from pdjax.sim import fuzz
 from pdjax.sim.cli import app
 from pdjax.sim.draw import draw
-from pdjax.sim.draw_faults import MAX_REQUESTS
+from pdjax.sim.draw_faults import MAX_FAULTS, MAX_REQUESTS
 from pdjax.sim.mutate import label
 from pdjax.sim.properties.sometimes import MOMENTS
 from pdjax.sim.replay import run_trace
@@ -72,12 +73,36 @@ def test_every_row_and_every_moment_is_reached(reached):
 
 
 def test_another_process_with_another_hash_seed_runs_the_same_worlds():
-    code = "from pdjax.sim import fuzz\nfor s in (3, 20, 41): print(fuzz.run_seed(s).digest)"
+    seeds = range(5, SEEDS, 16)
+    code = f"from pdjax.sim import fuzz\nfor s in {seeds}: print(fuzz.run_seed(s).digest)"
     env = {**os.environ, "PYTHONHASHSEED": "12345"}
     done = subprocess.run(
         [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=100, check=True
     )
-    assert done.stdout.split() == [fuzz.run_seed(s).digest for s in (3, 20, 41)]
+    assert done.stdout.split() == [fuzz.run_seed(s).digest for s in seeds]
+
+
+def test_the_draw_covers_what_is_promised():
+    """1-3 P and 1-3 D in every pair, 1 to 20 requests, 0 to 10 faults, and every kind of fault with every one of them."""
+    worlds, requests, faults, clocks = Counter(), Counter(), Counter(), Counter()
+    for seed in range(3000):
+        trace = draw(seed)
+        steps = trace["steps"]
+        healed_ms = max(s["at"] for s in steps if "restart" in s and "at" in s)
+        chaos = [s for s in steps if s.get("at") != healed_ms and not asks(s, "probe")]
+        worlds[len(trace["world"]["prefill"]), len(trace["world"]["decode"])] += 1
+        requests[sum(asks(s, "") for s in chaos)] += 1
+        faults[sum(not asks(s, "") and "restart" not in s for s in chaos)] += 1
+        crashed = {s["crash"] for s in chaos if "crash" in s}
+        clocks.update(s["clock"]["jump"] < 0 for s in chaos if "clock" in s and s["clock"]["node"] in crashed)
+    assert set(worlds) == {(p, d) for p in (1, 2, 3) for d in (1, 2, 3)} and min(worlds.values()) > 100
+    assert set(requests) == set(range(1, MAX_REQUESTS + 1)) and min(requests.values()) >= 5
+    assert set(faults) == set(range(MAX_FAULTS + 1)) and min(faults.values()) > 100
+    assert set(clocks) == {True, False}  # also set back before a start: docs/decisions/0006
+
+
+def asks(step, prefix):
+    return "request" in step and step["request"]["rid"].startswith(prefix)
 
 
 def test_a_seed_draws_one_file_and_every_file_is_valid():
@@ -96,6 +121,17 @@ def test_a_seed_draws_one_file_and_every_file_is_valid():
         "request", "abort", "disconnect", "message", "transfer", "inject", "error", "crash", "restart", "stop",
         "partition", "pages", "clock", "drain",
     }  # fmt: skip
+
+
+def test_a_campaign_leaves_the_collector_as_it_was():
+    for enabled in (True, False):
+        (gc.enable if enabled else gc.disable)()
+        try:
+            frozen = gc.get_freeze_count()
+            assert fuzz.campaign(2).seeds == 2
+            assert (gc.isenabled(), gc.get_freeze_count()) == (enabled, frozen)
+        finally:
+            gc.enable()
 
 
 def test_the_command_reports_and_stops_at_the_first_failure(tmp_path, monkeypatch):
