@@ -29,9 +29,10 @@ class Programs:
         self.prefill: Any = jax.jit(partial(self._trace, "prefill", llama.prefill), donate_argnums=1)
         self.decode: Any = jax.jit(partial(self._trace, "decode", llama.decode), donate_argnums=1)
         self.draws: Counter[tuple[Any, ...]] = Counter()
-        self.sample: Any = self._counted("sample", sampling.sample)
+        self.greedy: Any = self._counted("greedy", sampling.greedy)
         self.steer: Any = self._counted("steer", sampling.steer)
         self.edit: Any = self._counted("edit", sampling.edit)
+        self.edit_all: Any = self._counted("edit_all", sampling.edit_all)
         self.top: Any = self._counted("top", sampling.top)
         self.score: Any = jax.jit(self._trace_score)
 

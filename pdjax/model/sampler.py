@@ -1,8 +1,8 @@
 """From logits on the device to sampled tokens on the host: which sampling program runs, on what.
 
-A batch whose rows are all plain takes one program and one read, as if nothing else existed; what a row asks for
-beyond that costs its own program. Sizes come from buckets, so that no request causes a compile. Must never keep
-anything of a request, and never decide by a row's place in the batch.
+A batch of greedy rows that ask for nothing more takes one small program and one read; what a row asks for beyond that
+costs a program of its own. Sizes are few, so that no request causes a compile. Must never keep anything of a request,
+and never decide by a row's place in the batch.
 """
 
 from __future__ import annotations
@@ -15,18 +15,13 @@ import jax
 import numpy as np
 
 from pdjax.engine.ports import Edits, Sampled, SampleSpec
-from pdjax.model.buckets import bucket
 from pdjax.model.programs import Programs
-from pdjax.model.sampling import columns, edit_columns
+from pdjax.model.sampling import columns, edit_columns, edit_tables
 
-EDIT_STEPS = (
-    64,
-    1024,
-    16384,
-)  # logits changed in a row, up to the vocabulary: bias entries and tokens said so far
-SCORE_ROWS = (
-    32  # prompt positions in one scoring call; more hold more logits at once, fewer read the head more often
-)
+# Logits changed in a row: bias entries, tokens said so far. Beyond it every logit gets an entry.
+MAX_EDITS = 256
+# Prompt positions in one scoring call: more hold more logits at once, fewer read the head more often.
+SCORE_ROWS = 32
 
 
 @dataclass(frozen=True)
@@ -49,29 +44,34 @@ class Sampler:
     def __init__(self, programs: Programs, vocab_size: int) -> None:
         self._programs = programs
         self._vocab_size = vocab_size
-        self._edit_steps = tuple(sorted({min(step, vocab_size) for step in (*EDIT_STEPS, vocab_size)}))
+        self._max_edits = min(MAX_EDITS, vocab_size)
 
     def launch(self, logits: jax.Array, specs: Sequence[SampleSpec], positions: Sequence[int]) -> Draw:
         """Draw a token for each spec from the first rows of logits, float32 [rows ≥ len(specs), vocab_size].
 
         positions: absolute positions of the tokens to be drawn. Does not wait for the device.
         """
-        c = columns(specs, positions, logits.shape[0])
-        if all(spec.plain for spec in specs):
-            tokens, logprobs = self._programs.sample(logits, c.temperature, c.seed, c.position)
+        if all(spec.plain and not spec.temperature for spec in specs):
+            tokens, logprobs = self._programs.greedy(logits)
         else:
+            c = columns(specs, positions, logits.shape[0])
             edited = self._edited(logits, specs)
             tokens, logprobs = self._programs.steer(logits, edited, self._allowed(specs, logits.shape[0]), c)
         n_top = tuple(spec.n_top for spec in specs)
         return Draw(tokens, logprobs, n_top, self._programs.top(logits) if any(n_top) else None)
 
     def _edited(self, logits: jax.Array, specs: Sequence[SampleSpec]) -> jax.Array:
-        most = max((len(spec.edits.ids) for spec in specs if spec.edits is not None), default=0)
+        edits, n_rows = [spec.edits for spec in specs], logits.shape[0]
+        most = max((len(row.ids) for row in edits if row is not None), default=0)
         if not most:
             return logits
-        width = bucket(self._edit_steps, most, "logits changed in a row")
-        rows = edit_columns([spec.edits for spec in specs], logits.shape[0], width, self._vocab_size)
-        edited: jax.Array = self._programs.edit(logits, *rows)
+        edited: jax.Array
+        if most <= self._max_edits:
+            edited = self._programs.edit(
+                logits, *edit_columns(edits, n_rows, self._max_edits, self._vocab_size)
+            )
+        else:
+            edited = self._programs.edit_all(logits, *edit_tables(edits, n_rows, self._vocab_size))
         return edited
 
     def _allowed(self, specs: Sequence[SampleSpec], n_rows: int) -> np.ndarray:
@@ -105,9 +105,9 @@ class Sampler:
 
     def _examples(self) -> Iterator[SampleSpec]:
         yield SampleSpec(n_top=1)
-        for step in self._edit_steps:
-            ids = np.arange(step, dtype=np.int32)
-            yield SampleSpec(edits=Edits(ids, np.ones(step, np.float32), np.zeros(step, np.float32)))
+        for n in {self._max_edits, self._vocab_size}:
+            ids = np.arange(n, dtype=np.int32)
+            yield SampleSpec(edits=Edits(ids, np.ones(n, np.float32), np.zeros(n, np.float32)))
 
 
 def _sampled(

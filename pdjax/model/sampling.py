@@ -67,36 +67,49 @@ def edit_columns(
     return ids, scale, add
 
 
-def sample(
-    logits: jax.Array, temperature: jax.Array, seed: jax.Array, position: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    """Chosen tokens int32 [n] and their log-probabilities float32 [n] (of the raw logits, temperature 1).
+def edit_tables(edits: Sequence[Edits | None], n_rows: int, vocab_size: int) -> tuple[np.ndarray, np.ndarray]:
+    """(scale, add), float32 [n_rows, vocab_size], for ``edit_all``."""
+    scale, add = np.ones((n_rows, vocab_size), np.float32), np.zeros((n_rows, vocab_size), np.float32)
+    for i, row in enumerate(edits):
+        if row is not None:
+            scale[i, row.ids], add[i, row.ids] = row.scale, row.add
+    return scale, add
 
-    logits: float32 [n, vocab_size]. temperature 0 is greedy, the lowest id among equals; otherwise the Gumbel-max
-    draw with the key fold_in(seed, position).
+
+def greedy(logits: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The likeliest tokens int32 [n], the lowest id among equals, and their log-probabilities float32 [n].
+
+    logits: float32 [n, vocab_size].
     """
-    tokens = _choose(logits, temperature, seed, position, lambda scaled: scaled)
+    tokens = jnp.argmax(logits, axis=-1).astype(jnp.int32)
     return tokens, _logprob(logits, tokens)
 
 
 def steer(
     logits: jax.Array, edited: jax.Array, allowed: jax.Array, c: Columns
 ) -> tuple[jax.Array, jax.Array]:
-    """``sample`` with masks and cut-offs: tokens int32 [n], and their log-probabilities of the raw logits.
+    """Chosen tokens int32 [n] and their log-probabilities float32 [n] (of the raw logits, temperature 1).
 
-    edited: logits after ``edit``. allowed: uint32 [n, ceil(vocab_size / 32)], see SampleSpec. The draw uses the same
-    noise as ``sample``, so a row without any of this gets the same token from either.
+    edited: logits after ``edit``. allowed: uint32 [n, ceil(vocab_size / 32)], see SampleSpec. temperature 0 is greedy;
+    otherwise the Gumbel-max draw with the key fold_in(seed, position): cut-offs, masks and edits change which token
+    wins, never the noise.
     """
     bits = (allowed[:, :, None] >> jnp.arange(32, dtype=jnp.uint32)) & 1
     bits = bits.reshape(logits.shape[0], -1)[:, : logits.shape[1]]
     masked = jnp.where(bits != 0, edited, -jnp.inf)
     top_p, top_k, min_p = jnp.asarray(c.top_p), jnp.asarray(c.top_k), jnp.asarray(c.min_p)
 
-    def cut(scaled: jax.Array) -> jax.Array:
+    def draw(_: None) -> jax.Array:
+        keys = jax.vmap(jax.random.fold_in)(jax.random.wrap_key_data(c.seed, impl="threefry2x32"), c.position)
+        noise = jax.vmap(lambda key: jax.random.gumbel(key, logits.shape[1:], jnp.float32))(keys)
+        scaled = masked / jnp.maximum(c.temperature, LEAST_TEMPERATURE)[:, None]
         weights = jnp.exp(scaled - jnp.max(scaled, axis=-1, keepdims=True))  # of the likeliest: 1
-        return jnp.where(weights >= least_weight(weights, top_p, top_k, min_p)[:, None], scaled, -jnp.inf)
+        kept = weights >= least_weight(weights, top_p, top_k, min_p)[:, None]
+        warm = jnp.argmax(jnp.where(kept, scaled + noise, -jnp.inf), axis=-1)
+        return jnp.where(c.temperature > 0, warm, best)
 
-    tokens = _choose(masked, c.temperature, c.seed, c.position, cut)
+    best = jnp.argmax(masked, axis=-1)
+    tokens = jax.lax.cond(jnp.any(c.temperature > 0), draw, lambda _: best, None).astype(jnp.int32)
     return tokens, _logprob(logits, tokens)
 
 
@@ -142,9 +155,13 @@ def _smallest(holds: Callable[[jax.Array], jax.Array], like: jax.Array) -> jax.A
 def edit(logits: jax.Array, ids: jax.Array, scale: jax.Array, add: jax.Array) -> jax.Array:
     """Logits float32 [n, vocab_size] with the changes of ``edit_columns`` made (engine.ports.Edits)."""
     rows = jnp.arange(logits.shape[0])[:, None]
-    v = logits.at[rows, ids].get(mode="fill", fill_value=0)
-    v = jnp.where(v > 0, v / scale, v * scale) + add
-    return logits.at[rows, ids].set(v, mode="drop")
+    changed = edit_all(logits.at[rows, ids].get(mode="fill", fill_value=0), scale, add)
+    return logits.at[rows, ids].set(changed, mode="drop")
+
+
+def edit_all(logits: jax.Array, scale: jax.Array, add: jax.Array) -> jax.Array:
+    """The same with an entry for every logit, [n, vocab_size]: for more changes than ``edit`` was compiled for."""
+    return jnp.where(logits > 0, logits / scale, logits * scale) + add
 
 
 def top(logits: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -156,25 +173,6 @@ def top(logits: jax.Array) -> tuple[jax.Array, jax.Array]:
 def given(logits: jax.Array, tokens: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Log-probabilities float32 [n] of given tokens int32 [n], and what ``top`` says of each row."""
     return _logprob(logits, tokens), *top(logits)
-
-
-def _choose(
-    logits: jax.Array,
-    temperature: jax.Array,
-    seed: jax.Array,
-    position: jax.Array,
-    cut: Callable[[jax.Array], jax.Array],
-) -> jax.Array:
-    """cut takes the scaled logits of every row and returns them with -inf where a token may not be drawn."""
-
-    def draw(_: None) -> jax.Array:
-        keys = jax.vmap(jax.random.fold_in)(jax.random.wrap_key_data(seed, impl="threefry2x32"), position)
-        noise = jax.vmap(lambda key: jax.random.gumbel(key, logits.shape[1:], jnp.float32))(keys)
-        scaled = cut(logits / jnp.maximum(temperature, LEAST_TEMPERATURE)[:, None])
-        return jnp.where(temperature > 0, jnp.argmax(scaled + noise, axis=-1), greedy)
-
-    greedy = jnp.argmax(logits, axis=-1)
-    return jax.lax.cond(jnp.any(temperature > 0), draw, lambda _: greedy, None).astype(jnp.int32)
 
 
 def _logprob(logits: jax.Array, tokens: jax.Array) -> jax.Array:

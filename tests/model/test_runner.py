@@ -35,7 +35,10 @@ def prompt(runner: JaxRunner, pages: list[int], sample: SampleSpec = GREEDY) -> 
 def cache_sizes(runner: JaxRunner) -> list[int]:
     """Programs that JAX itself keeps: it may compile anew without tracing anew."""
     programs = runner._programs
-    return [program._cache_size() for program in (programs.prefill, programs.decode, programs.sample)]
+    return [
+        program._cache_size()
+        for program in (programs.prefill, programs.decode, programs.greedy, programs.steer)
+    ]
 
 
 def step(runner: JaxRunner, token: int, position: int, pages: list[int], sample: SampleSpec = GREEDY) -> int:

@@ -10,10 +10,10 @@ import pytest
 from pdjax.engine.ports import Edits, SampleSpec
 from pdjax.model.config import parse_config
 from pdjax.model.programs import Programs
-from pdjax.model.sampler import SCORE_ROWS, Sampler
+from pdjax.model.sampler import MAX_EDITS, SCORE_ROWS, Sampler
 from pdjax.model.tiny import TINY_CONFIG
 
-VOCAB = 101  # no multiple of 32: the last word of a mask is used in part
+VOCAB = 397  # more than MAX_EDITS, and no multiple of 32: the last word of a mask is used in part
 RNG = np.random.default_rng(3)
 LOGITS = (3 * RNG.standard_normal((6, VOCAB))).astype(np.float32)
 CFG = parse_config({**TINY_CONFIG, "vocab_size": VOCAB})
@@ -121,6 +121,19 @@ def test_edits_scale_towards_less_likely_and_add() -> None:
     assert best([VOCAB - 1], [1.0], [100.0]) == [VOCAB - 1, 0]
 
 
+def test_edits_of_many_logits_are_those_of_few() -> None:
+    """Beyond MAX_EDITS another program makes them."""
+    rng = np.random.default_rng(9)
+    scale, add = rng.uniform(0.5, 2, VOCAB).astype(np.float32), rng.normal(0, 3, VOCAB).astype(np.float32)
+    exact = np.where(LOGITS > 0, LOGITS / scale, LOGITS * scale) + add
+    for n in (MAX_EDITS, MAX_EDITS + 1):
+        ids = rng.permutation(VOCAB)[:n].astype(np.int32)
+        edits = Edits(ids, scale[ids], add[ids])
+        expected = LOGITS.copy()
+        expected[:, ids] = exact[:, ids]
+        assert drawn(LOGITS, [SampleSpec(edits=edits)] * 6, [0] * 6) == expected.argmax(-1).tolist()
+
+
 def test_a_mask_forbids_whatever_the_logits_say() -> None:
     for token in (0, 31, 32, 64, VOCAB - 1):
         assert drawn(LOGITS[:1], [SampleSpec(allowed=words({token}))], [0]) == [token]
@@ -141,15 +154,18 @@ def test_every_log_probability_is_of_the_raw_logits() -> None:
         np.testing.assert_allclose([p for _, p in sampled.top], row[best], atol=1e-5)
 
 
-def test_plain_rows_take_the_short_way() -> None:
-    """The fast path runs one program; only a row that asks for more costs more."""
+def test_greedy_rows_take_the_short_way() -> None:
+    """They run one small program; only a row that asks for more costs more."""
     programs = Programs(CFG)
     sampler = Sampler(programs, VOCAB)
-    sampler.launch(LOGITS, [SampleSpec(), SampleSpec(0.9, 4, top_k=0)] * 3, [0] * 6).wait()
-    assert {name for name, *_ in programs.draws} == {"sample"}
+    sampler.launch(LOGITS, [SampleSpec(), SampleSpec(seed=4)] * 3, [0] * 6).wait()
     # A cut-off means nothing to a greedy row.
     sampler.launch(LOGITS, [SampleSpec(0.0, top_p=0.3)] * 6, [0] * 6).wait()
-    assert {name for name, *_ in programs.draws} == {"sample"}
+    assert {name for name, *_ in programs.draws} == {"greedy"}
+    equal = np.array([[0, 3, 1, 3]], np.float32)
+    assert Sampler(programs, 4).launch(equal, [SampleSpec()], [0]).wait()[0].token == 1
+    sampler.launch(LOGITS, [SampleSpec()] * 5 + [SampleSpec(0.1)], [0] * 6).wait()
+    assert {name for name, *_ in programs.draws} == {"greedy", "steer"}
 
 
 def test_nothing_compiles_after_the_warm_up() -> None:
@@ -160,7 +176,7 @@ def test_nothing_compiles_after_the_warm_up() -> None:
     compiled = dict(programs.draws)
     assert set(compiled.values()) == {1}
     for n in (1, 2, 6):
-        for width in (1, 64, 65, VOCAB):
+        for width in (1, MAX_EDITS, MAX_EDITS + 1, VOCAB):
             edits = Edits(np.arange(width, dtype=np.int32), *np.ones((2, width), np.float32))
             sampler.launch(LOGITS[:n], [SampleSpec(1.0, edits=edits, n_top=3)], [0]).wait()
         sampler.launch(LOGITS[:n], [SampleSpec()] * n, [0] * n).wait()
