@@ -8,7 +8,7 @@ JOBS ?= 2
 
 export JAX_PLATFORMS ?= cpu
 
-.PHONY: demo test lint format docs check-deep clean fuzz mutate
+.PHONY: demo test lint format docs check-deep clean fuzz mutate bench
 
 $(STAMP): pyproject.toml
 	@echo "== preparing $(VENV) (a few minutes the first time: jax is large)"
@@ -43,6 +43,10 @@ check-deep: $(STAMP)
 
 docs: $(STAMP)
 	@$(BIN)/sim docs --write
+
+# Every figure beside its baseline, about ten minutes on two cores; docs/performance.md has the last ones.
+bench: $(STAMP)
+	@$(BIN)/python benchmarks/all.py
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

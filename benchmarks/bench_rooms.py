@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from pdjax.core.effects import BudgetFreed
 from pdjax.core.identity import make_epoch
 from pdjax.core.pools import Fingerprint, KVArgs, Part, request_digest
 from pdjax.core.settings import PDSettings
@@ -215,3 +216,8 @@ class Crowd:
             measure(f"{name}'s scheduler: it is aborted", side.scheduler.step)
             measure(f"{name}'s scheduler: nothing to do", side.scheduler.step)
         self.settle()
+
+    def release(self, measure: Callable[[str, Callable[[], object]], None]) -> None:
+        """Budget comes back on P, too little of it: the head of the queue asks, nobody else."""
+        self.p.manager._keep([BudgetFreed(0, 0)])
+        measure("P's scheduler: budget came back", self.p.scheduler.step)

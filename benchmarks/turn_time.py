@@ -46,6 +46,7 @@ def measure(sizes: tuple[int, ...], rounds: int) -> dict[int, dict[str, float]]:
         for n, crowd in crowds.items():
             crowd.beat(watches[n])
             crowd.come_and_go(watches[n])
+            crowd.release(watches[n])
     gc.enable()
     return {
         n: {what: statistics.median(s) for what, s in watch.seconds.items()} for n, watch in watches.items()
