@@ -99,13 +99,13 @@ def _described(view: RoomView, place: Place | None) -> dict[str, Any]:
 
 def sentence(view: RoomView, place: Place | None) -> str:
     """One line for a person: what would take the room on, what that lacks, and which timer ends it."""
-    peer = view.peer or " or ".join(view.asking)
     waits = []
     for wait in view.waits_for:
         lacks = f" ({'; '.join(wait.needs.values())})" if wait.needs else ""
         waits.append(f"{wait.event} → {wait.to}{lacks}")
-    text = f"{view.state} for {view.state_s:g} s, waits for {' or '.join(waits) or 'nothing'}"
-    text += f"; peer {peer}" if peer else "; no peer yet"
+    asks = f"asks {', '.join(view.asking)}" if view.asking else "no peer yet"
+    text = f"{view.state}{f' ({view.reason})' if view.reason else ''} for {view.state_s:g} s"
+    text += f", waits for {' or '.join(waits) or 'nothing'}; {f'peer {view.peer}' if view.peer else asks}"
     if place is not None:
         text += f"; stands in {place.queue} for {place.queue_s:.3g} s"
     if view.ends is not None:

@@ -42,10 +42,12 @@ def run_server(args: ServeArgs) -> int:
         bootstrap.start()
         args = args.at_registry(args.host, bootstrap.port)
     url = url_of(sock)
+    server_log.event("loading", model=args.model, url=url)  # it takes a while, and an operator waits
     node = Node(args, load(args), url)
     done = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda signum, frame: _on_signal(done, signum, frame))
+    server_log.event("compiling", instance_id=node.instance_id)
     node.start()
     while not node.loaded(LOADED_POLL_S):
         if done.is_set():  # asked to end while it compiles: nobody knows us yet

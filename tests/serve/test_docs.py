@@ -6,7 +6,9 @@ import re
 
 import pytest
 
+from pdjax.core.outlook import RoomView
 from pdjax.core.settings import PDSettings
+from pdjax.core.vocabulary import CONDITIONS
 from pdjax.core.wire import MAX_TOP_LOGPROBS
 from pdjax.serve.args import BootstrapArgs, ServeArgs, UpArgs
 from pdjax.serve.limits import HttpLimits
@@ -74,3 +76,14 @@ def test_the_api_page_names_every_field_that_is_read(dialect):
     assert len(body.asked) > 20
     for field in {*body.asked, *NEUTRAL_GENERATE, *NEUTRAL_OPENAI}:
         assert f"`{field}`" in API, field
+
+
+def test_the_page_explains_what_debug_rooms_shows():
+    """Every field of a room but its identity, by name."""
+    text = PAGE.read_text()
+    named = {field.name for field in dataclasses.fields(RoomView)}
+    plain = {"room", "role", "attempt", "peer_epoch", "reason", "detail"}
+    for name in [*sorted(named - plain), "says", "scheduler", "early", "limbo", "notices", "tombstones"]:
+        assert f"`{name}`" in text, name
+    for name in sorted(set(re.findall(r"`needs` has (?:only )?`(\w+)`", text))):
+        assert name in CONDITIONS, f"{name} is no condition of the table"
