@@ -199,24 +199,35 @@ class SampleSpec:
         return not cut and self.edits is None and self.allowed is None
 
 
+NO_SLOT = -1  # of a launch whose sampled token no later one needs from the device
+
+
 @dataclass(frozen=True)
 class PrefillChunk:
-    """Tokens at positions [start, start + len(tokens)); pages: the request's whole page table so far."""
+    """Tokens at positions [start, start + len(tokens)); pages: the request's whole page table so far.
+
+    slot: where the runner keeps the sampled token for the request's next row (NO_SLOT: nowhere).
+    """
 
     tokens: Sequence[int]
     start: int
     pages: Sequence[int]
     sample: SampleSpec | None  # None: not the last chunk, nothing is sampled
+    slot: int = NO_SLOT
 
 
 @dataclass(frozen=True)
 class DecodeRow:
-    """One running request: its newest token, that token's position, its page table."""
+    """One running request: its newest token, that token's position, its page table.
 
-    token: int
+    token None: the one that an earlier launch put into the slot; the host may not have read it yet (RFC-2 §5.4).
+    """
+
+    token: int | None
     position: int
     pages: Sequence[int]
     sample: SampleSpec
+    slot: int = NO_SLOT
 
 
 @dataclass(frozen=True)
@@ -231,17 +242,28 @@ class Sampled:
     top: tuple[tuple[int, float], ...] = ()
 
 
+Launched = Any  # names a launch to the runner that made it; nobody else looks inside
+
+
 class Runner(Protocol):
-    """The model on a device. Owns the pools; called by the scheduler thread alone."""
+    """The model on a device. Owns the pools; called by the scheduler thread alone.
+
+    prefill and decode launch, collect waits. Launches, gathers and scatters take effect in the order of the calls,
+    whatever has been collected by then. Slots are 0 … max_batch - 1.
+    """
 
     page_size: int
     num_pages: int  # including the reserved page 0
     max_batch: int  # rows of the largest decode bucket
     pools: Sequence[PoolTransferSpec]
 
-    def prefill(self, chunk: PrefillChunk) -> Sampled | None: ...
+    def prefill(self, chunk: PrefillChunk) -> Launched | None:
+        """None when the chunk samples nothing: then there is nothing to collect."""
 
-    def decode(self, rows: Sequence[DecodeRow]) -> Sequence[Sampled]: ...
+    def decode(self, rows: Sequence[DecodeRow]) -> Launched: ...
+
+    def collect(self, launched: Launched) -> Sequence[Sampled]:
+        """Wait for a launch: what each of its rows sampled. Once for each, in the order of the launches."""
 
     def score(self, first: int, tokens: Sequence[int], n_top: int) -> Sequence[Sampled]:
         """Of the latest prefill call: each given token as if it had been sampled after the chunk's token first, first + 1, …"""

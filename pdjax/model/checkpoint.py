@@ -25,13 +25,15 @@ INDEX = "model.safetensors.index.json"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")  # part of the digest: other tokens, other KV
 HASH_BLOCK_BYTES = 1 << 24
 
-# Ours → Hugging Face's, below "model.layers.N."; biases only with attention_bias.
+# Ours → Hugging Face's, below "model.layers.N."; biases and norms of heads only where the model has them.
 LAYER_WEIGHTS = {
     "attn_norm": "input_layernorm",
     "q": "self_attn.q_proj",
     "k": "self_attn.k_proj",
     "v": "self_attn.v_proj",
     "o": "self_attn.o_proj",
+    "q_norm": "self_attn.q_norm",
+    "k_norm": "self_attn.k_norm",
     "mlp_norm": "post_attention_layernorm",
     "gate": "mlp.gate_proj",
     "up": "mlp.up_proj",
@@ -84,7 +86,9 @@ def expected_tensors(cfg: ModelConfig) -> dict[str, tuple[int, ...]]:
         "down": (e, i),
         "attn_norm": (e,),
         "mlp_norm": (e,),
+        **({"q_norm": (cfg.head_dim,), "k_norm": (cfg.head_dim,)} if cfg.qk_norm else {}),
     }
+    biased = "qkv" * cfg.qkv_bias + "o" * cfg.o_bias
     tensors: dict[str, tuple[int, ...]] = {
         "model.embed_tokens.weight": (cfg.vocab_size, e),
         "model.norm.weight": (e,),
@@ -92,10 +96,11 @@ def expected_tensors(cfg: ModelConfig) -> dict[str, tuple[int, ...]]:
     if not cfg.tied_head:
         tensors["lm_head.weight"] = (cfg.vocab_size, e)
     for n in range(cfg.n_layers):
-        for ours, theirs in LAYER_WEIGHTS.items():
-            tensors[f"model.layers.{n}.{theirs}.weight"] = shapes[ours]
-            if cfg.attention_bias and ours in "qkvo":
-                tensors[f"model.layers.{n}.{theirs}.bias"] = shapes[ours][:1]
+        for ours, shape in shapes.items():
+            theirs = f"model.layers.{n}.{LAYER_WEIGHTS[ours]}"
+            tensors[f"{theirs}.weight"] = shape
+            if ours in biased:
+                tensors[f"{theirs}.bias"] = shape[:1]
     return tensors
 
 
@@ -187,10 +192,10 @@ def _tree(cfg: ModelConfig, found: dict[str, np.ndarray]) -> dict[str, Any]:
     for n in range(cfg.n_layers):
         layer = {}
         for ours, theirs in LAYER_WEIGHTS.items():
-            layer[ours] = found[f"model.layers.{n}.{theirs}.weight"]
-            bias = found.get(f"model.layers.{n}.{theirs}.bias")
-            if bias is not None:
-                layer[f"{ours}_bias"] = bias
+            for key, kind in ((ours, "weight"), (f"{ours}_bias", "bias")):
+                value = found.get(f"model.layers.{n}.{theirs}.{kind}")
+                if value is not None:
+                    layer[key] = value
         layers.append(layer)
     tree: dict[str, Any] = {
         "embed": found["model.embed_tokens.weight"],

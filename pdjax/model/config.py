@@ -1,4 +1,4 @@
-"""What a Hugging Face config.json says of a Llama model, and a refusal of everything that is not implemented.
+"""What a Hugging Face config.json says of a Llama, Qwen2 or Qwen3 model, and a refusal of everything that is not implemented.
 
 A setting that changes the numbers and is not implemented must stop the start, never be skipped: a model that runs
 with the wrong mask or rope answers fluently and wrongly.
@@ -14,7 +14,12 @@ from typing import Any, Literal
 
 from pdjax.core.errors import ConfigError
 
-ARCHITECTURES = ("LlamaForCausalLM",)
+ARCHITECTURES = {
+    "LlamaForCausalLM": "llama",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+}  # model_type
+QWEN3_HEAD_DIM = 128  # transformers' default; the others derive it from the hidden size
 
 
 @dataclass(frozen=True)
@@ -31,8 +36,12 @@ class Rope:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Shape of a Llama decoder. Sizes count elements; max_position counts tokens."""
+    """Shape of a decoder. Sizes count elements; max_position counts tokens.
 
+    qkv_bias, o_bias: the attention's projections add one. qk_norm: each head's query and key is normed before the rope.
+    """
+
+    architecture: str
     vocab_size: int
     hidden_size: int
     intermediate_size: int
@@ -44,7 +53,13 @@ class ModelConfig:
     max_position: int
     rope: Rope
     tied_head: bool
-    attention_bias: bool
+    qkv_bias: bool
+    o_bias: bool
+    qk_norm: bool
+
+    @property
+    def model_type(self) -> str:
+        return ARCHITECTURES[self.architecture]
 
     @property
     def kv_width(self) -> int:
@@ -81,14 +96,18 @@ def parse_config(raw: dict[str, Any], where: str = "config.json") -> ModelConfig
     heads = _positive(raw, "num_attention_heads", where)
     hidden = _positive(raw, "hidden_size", where)
     kv_heads = _positive(raw, "num_key_value_heads", where, default=heads)
-    head_dim = _positive(raw, "head_dim", where, default=hidden // heads)
+    architecture: str = raw["architectures"][0]
+    own_head_dim = QWEN3_HEAD_DIM if architecture == "Qwen3ForCausalLM" else hidden // heads
+    head_dim = _positive(raw, "head_dim", where, default=own_head_dim)
     if heads % kv_heads:
         raise ConfigError(
             f"{where}: num_attention_heads={heads} must be a multiple of num_key_value_heads={kv_heads}"
         )
     if head_dim % 2:
         raise ConfigError(f"{where}: head_dim={head_dim} must be even for the rotary embedding")
+    bias = bool(raw.get("attention_bias", False))
     return ModelConfig(
+        architecture=architecture,
         vocab_size=_positive(raw, "vocab_size", where),
         hidden_size=hidden,
         intermediate_size=_positive(raw, "intermediate_size", where),
@@ -100,7 +119,9 @@ def parse_config(raw: dict[str, Any], where: str = "config.json") -> ModelConfig
         max_position=_positive(raw, "max_position_embeddings", where, default=2048),
         rope=_rope(raw, where),
         tied_head=bool(raw.get("tie_word_embeddings", False)),
-        attention_bias=bool(raw.get("attention_bias", False)),
+        qkv_bias=bias or architecture == "Qwen2ForCausalLM",
+        o_bias=bias and architecture != "Qwen2ForCausalLM",
+        qk_norm=architecture == "Qwen3ForCausalLM",
     )
 
 
@@ -111,7 +132,9 @@ def _refuse(raw: dict[str, Any], where: str) -> None:
         raise ConfigError(
             f"{where}: architectures={architectures} is not supported: use one of {list(ARCHITECTURES)}"
         )
-    if raw.get("sliding_window") is not None and raw.get("use_sliding_window", True):
+    # Qwen's files name a window that is off unless use_sliding_window says otherwise; others have no such switch.
+    windowed = raw.get("use_sliding_window", not architectures[0].startswith("Qwen"))
+    if raw.get("sliding_window") is not None and windowed:
         raise ConfigError(
             f"{where}: sliding_window={raw['sliding_window']} is not supported: use a model with full attention"
         )
@@ -122,6 +145,9 @@ def _refuse(raw: dict[str, Any], where: str) -> None:
         raise ConfigError(f"{where}: quantization_config is not supported: use the unquantized model")
     if raw.get("hidden_act", "silu") != "silu":
         raise ConfigError(f"{where}: hidden_act={raw['hidden_act']!r} is not supported: only 'silu' is")
+    experts = next((k for k in ("num_experts", "num_local_experts", "n_routed_experts") if raw.get(k)), None)
+    if experts:
+        raise ConfigError(f"{where}: {experts}={raw[experts]} is not supported: use a model without experts")
     if raw.get("mlp_bias", False):
         raise ConfigError(f"{where}: mlp_bias=true is not supported")
 

@@ -1,4 +1,4 @@
-"""Llama forward pass over a paged KV cache, as pure functions that a runner compiles.
+"""Forward pass of Llama, Qwen2 and Qwen3 over a paged KV cache, as pure functions that a runner compiles.
 
 Each layer has its own pool array, [num_pages, page_size, 2·kv_heads·head_dim], a token's row laid out K0 V0 K1 V1 …
 (a list, not a stack: the gather then yields the packed layers directly, and the scatter is ten times cheaper; flat,
@@ -98,6 +98,8 @@ def _forward(
         q = _linear(x, w["q"], w.get("q_bias")).reshape(n, cfg.n_heads, cfg.head_dim)
         k = _linear(x, w["k"], w.get("k_bias")).reshape(n, cfg.kv_heads, cfg.head_dim)
         v = _linear(x, w["v"], w.get("v_bias")).reshape(n, cfg.kv_heads, cfg.head_dim)
+        if cfg.qk_norm:
+            q, k = _rms_norm(q, w["q_norm"], cfg.rms_eps), _rms_norm(k, w["k_norm"], cfg.rms_eps)
         kv = jnp.stack([_rotate(k, cos, sin), v], axis=2).reshape(n, cfg.kv_width)
         pool = pool.at[page, slot].set(kv.astype(pool.dtype), mode="promise_in_bounds")
         written.append(pool)

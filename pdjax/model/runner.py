@@ -24,14 +24,15 @@ from pdjax.engine.base import Packed
 from pdjax.engine.kernels.checksum import VERIFY_MODES, Verify, checksum, chosen
 from pdjax.engine.kernels.mover import make_mover
 from pdjax.engine.kernels.plan import check_parts, gather_ids, scatter_ids
-from pdjax.engine.ports import DecodeRow, PrefillChunk, Sampled, SampleSpec
+from pdjax.engine.ports import NO_SLOT, DecodeRow, PrefillChunk, Sampled, SampleSpec
 from pdjax.model.buckets import bucket, make_buckets
 from pdjax.model.checkpoint import LoadedModel, fingerprint, load_model
 from pdjax.model.programs import programs_for
-from pdjax.model.sampler import Sampler
+from pdjax.model.sampler import Draw, Sampler
 
 LAYOUT = "list[layer](page, token, k0 v0 k1 v1 ..)"  # fingerprint: how the bytes of a pool are to be read
 DTYPES = ("auto", "float32", "bfloat16")
+_IN_SLOT = -1  # in a column of tokens: take it from the request's slot
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,9 @@ class JaxRunner:
         self._mover = make_mover()
         self._programs = programs_for(cfg)
         self._sampler = Sampler(self._programs, cfg.vocab_size)
+        self._slots = jax.device_put(jnp.zeros(self.max_batch + 1, jnp.int32), self._device)
         self._last_logits: jax.Array | None = None
+        self._last_rows = 0
         self._last_hidden: jax.Array | None = None  # of the latest prefill call
         self._owner: int | None = None
         self._gathers = 0
@@ -103,10 +106,10 @@ class JaxRunner:
 
     # ------------------------------------------------------------ engine.ports.Runner
 
-    def prefill(self, chunk: PrefillChunk) -> Sampled | None:
-        """Write the KV of a chunk's tokens; the sampled next token when ``chunk.sample`` is given.
+    def prefill(self, chunk: PrefillChunk) -> Draw | None:
+        """Write the KV of a chunk's tokens; draw the next token when ``chunk.sample`` is given.
 
-        Without a sample it does not wait for the device. Raises ValueError for sizes beyond the buckets.
+        It does not wait for the device. Raises ValueError for sizes beyond the buckets.
         """
         self._own()
         n = len(chunk.tokens)
@@ -117,24 +120,32 @@ class JaxRunner:
         logits, self._last_hidden, self._kv = self._programs.prefill(
             self._params, self._kv, tokens, np.int32(chunk.start), np.int32(n), table
         )
-        self._last_logits = logits
+        self._last_logits, self._last_rows = logits, 1
         if chunk.sample is None:
             return None
-        return self._draw(logits, [chunk.sample], [stop])[0]
+        return self._draw(logits, self._slot_column([chunk.slot], 1), [chunk.sample], [stop])
 
-    def decode(self, rows: Sequence[DecodeRow]) -> Sequence[Sampled]:
-        """One step of at most max_batch requests: writes each row's token and samples the token after it."""
+    def decode(self, rows: Sequence[DecodeRow]) -> Draw:
+        """One step of at most max_batch requests: writes each row's token and draws the token after it."""
         self._own()
         n = len(rows)
         size = bucket(self.buckets.batch, n, "rows of a decode step")
         tokens = np.zeros(size, np.int32)
         positions = np.zeros(size, np.int32)
-        tokens[:n] = [row.token for row in rows]
+        tokens[:n] = [_IN_SLOT if row.token is None else row.token for row in rows]
         positions[:n] = [row.position for row in rows]
         tables = self._tables([row.pages for row in rows], [row.position + 1 for row in rows], size)
-        logits, self._kv = self._programs.decode(self._params, self._kv, tokens, positions, tables)
-        self._last_logits = logits[:n] if n < size else logits
-        return self._draw(logits, [row.sample for row in rows], [row.position + 1 for row in rows])
+        slot = self._slot_column([row.slot for row in rows], size)
+        logits, self._kv = self._programs.decode(
+            self._params, self._kv, tokens, self._slots, slot, positions, tables
+        )
+        self._last_logits, self._last_rows = logits, n
+        return self._draw(logits, slot, [row.sample for row in rows], [row.position + 1 for row in rows])
+
+    def collect(self, launched: Draw) -> Sequence[Sampled]:
+        """What each row of a launch drew; waits for the device."""
+        self._own()
+        return launched.wait()
 
     def score(self, first: int, tokens: Sequence[int], n_top: int) -> Sequence[Sampled]:
         """Each token as if sampled after the latest prefill call's token first, first + 1, …; waits for the device."""
@@ -176,7 +187,7 @@ class JaxRunner:
         """Logits of the latest prefill or decode call, float32 [rows, vocab_size], on the device."""
         if self._last_logits is None:
             raise ValueError("no prefill or decode call has been made yet")
-        return self._last_logits
+        return self._last_logits[: self._last_rows]
 
     @property
     def compiles(self) -> dict[tuple[Any, ...], int]:
@@ -230,7 +241,10 @@ class JaxRunner:
         if decode:
             for b, p in self.buckets.decode_shapes(most, self.page_size):
                 row, tables = np.zeros(b, np.int32), np.zeros((b, p), np.int32)
-                _, self._kv = self._programs.decode(self._params, self._kv, row, row, tables)
+                slot = self._slot_column([], b)
+                _, self._kv = self._programs.decode(
+                    self._params, self._kv, row, self._slots, slot, row, tables
+                )
             self._warm_sampler(self.buckets.batch, score=False)
         for n in self.buckets.transfer_shapes(most, self.page_size) if gather or scatter else ():
             parts = plan_parts(self.pools, n)
@@ -265,12 +279,24 @@ class JaxRunner:
             tables[i, :n] = row[:n]
         return tables
 
+    def _slot_column(self, slots: Sequence[int], n_rows: int) -> np.ndarray:
+        """int32 [n_rows]: rows without a slot, and padding, use the last element. ValueError beyond max_batch."""
+        if any(not NO_SLOT <= slot < self.max_batch for slot in slots):
+            raise ValueError(f"slots {list(slots)}: a slot lies in 0…{self.max_batch - 1}")
+        column = np.full(n_rows, self.max_batch, np.int32)
+        column[: len(slots)] = [self.max_batch if slot == NO_SLOT else slot for slot in slots]
+        return column
+
     def _draw(
-        self, logits: jax.Array, specs: Sequence[SampleSpec], positions: Sequence[int]
-    ) -> list[Sampled]:
-        return self._sampler.launch(logits, specs, positions).wait()
+        self, logits: jax.Array, slot: np.ndarray, specs: Sequence[SampleSpec], positions: Sequence[int]
+    ) -> Draw:
+        draw = self._sampler.launch(logits, specs, positions)
+        self._slots = self._programs.keep(self._slots, slot, draw.tokens)
+        return draw
 
     def _warm_sampler(self, rows: Sequence[int], *, score: bool) -> None:
+        for n in rows:
+            self._slots = self._programs.keep(self._slots, self._slot_column([], n), np.zeros(n, np.int32))
         self._sampler.warmup(self._params, self.config.hidden_size, self.dtype, rows, score=score)
 
     def _weight(self, value: Any) -> jax.Array:

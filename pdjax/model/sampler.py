@@ -58,7 +58,10 @@ class Sampler:
             edited = self._edited(logits, specs)
             tokens, logprobs = self._programs.steer(logits, edited, self._allowed(specs, logits.shape[0]), c)
         n_top = tuple(spec.n_top for spec in specs)
-        return Draw(tokens, logprobs, n_top, self._programs.top(logits) if any(n_top) else None)
+        draw = Draw(tokens, logprobs, n_top, self._programs.top(logits) if any(n_top) else None)
+        for array in jax.tree.leaves((draw.tokens, draw.logprobs, draw.top)):
+            array.copy_to_host_async()
+        return draw
 
     def _edited(self, logits: jax.Array, specs: Sequence[SampleSpec]) -> jax.Array:
         edits, n_rows = [spec.edits for spec in specs], logits.shape[0]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from pdjax.core.wire import FirstToken
 from pdjax.engine.base import BaseKVReceiver, BaseKVSender
-from pdjax.engine.ports import DecodeRow, PrefillChunk, Sampled, SampleSpec
+from pdjax.engine.ports import NO_SLOT, DecodeRow, PrefillChunk, Sampled, SampleSpec
 from pdjax.sched.request import Finish, Request
 from pdjax.sched.steering import Steering, base_spec
 
@@ -21,8 +21,10 @@ class Seq:
     """A request that was taken in. It stands in exactly one Fifo until it is closed.
 
     token owns its pages (D: the attempt). max_outputs: tokens it may produce within the context length.
-    computed: positions whose KV is in its pages. queued: it counts against max_queue. steering: None when every token
-    of it is drawn alike. scored: its prompt's own tokens that the client wants to know the log-probabilities of.
+    computed: positions whose KV is in its pages, or will be when the steps under way are over. queued: it counts
+    against max_queue. unread: tokens that steps under way draw for it. slot: its place for tokens on the device.
+    steering: None when every token of it is drawn alike. scored: its prompt's own tokens that the client wants to know
+    the log-probabilities of.
     """
 
     serial: int
@@ -34,7 +36,8 @@ class Seq:
     queued: bool = True
     has_pages: bool = False
     computed: int = 0
-    prefill_s: float = 0.0
+    unread: int = 0
+    slot: int | None = None
     steering: Steering | None = None
     scored: list[Sampled] = field(default_factory=list)
     sender: BaseKVSender | None = None
@@ -47,6 +50,15 @@ class Seq:
     @property
     def n_prompt(self) -> int:
         return len(self.req.prompt_ids)
+
+    @property
+    def n_sampled(self) -> int:
+        """Output tokens, those that are not read yet included."""
+        return len(self.req.output_ids) + self.unread
+
+    @property
+    def closed(self) -> bool:
+        return self.queue is None
 
     @property
     def sample(self) -> SampleSpec:
@@ -120,13 +132,20 @@ def next_chunk(seq: Seq, chunked_prefill_size: int) -> PrefillChunk:
         start=seq.computed,
         pages=seq.req.pages,
         sample=seq.sample if stop == seq.n_prompt else None,
+        slot=NO_SLOT if seq.slot is None else seq.slot,
     )
 
 
 def decode_rows(seqs: Iterable[Seq]) -> list[DecodeRow]:
     """A row for each: its newest token is written at seq.computed, the position after everything computed."""
     return [
-        DecodeRow(token=s.req.output_ids[-1], position=s.computed, pages=s.req.pages, sample=s.sample)
+        DecodeRow(
+            token=None if s.unread else s.req.output_ids[-1],
+            position=s.computed,
+            pages=s.req.pages,
+            sample=s.sample,
+            slot=NO_SLOT if s.slot is None else s.slot,
+        )
         for s in seqs
     ]
 

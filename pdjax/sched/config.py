@@ -14,7 +14,7 @@ class SchedulerConfig:
     context_length: longest prompt + output, in tokens. max_running: requests that own a decode row (D: or whose KV
     is on its way); 0: the runner's largest batch. max_queue: requests taken in and not started, a submit beyond
     it is refused. chunked_prefill_size: prompt tokens computed in one step. disable_radix_cache: no prompt shares the
-    pages of another one (on D none ever does).
+    pages of another one (on D none ever does). overlap: results are read one turn after their step was launched.
     """
 
     context_length: int
@@ -23,6 +23,7 @@ class SchedulerConfig:
     max_queue: int = 1024
     chunked_prefill_size: int = 512
     disable_radix_cache: bool = False
+    overlap: bool = True
 
     def __post_init__(self) -> None:
         for name, least in (

@@ -49,7 +49,7 @@ class SchedulerDisaggregationDecodeMixin(RoomTable):
         return self._event_loop_decode_disagg()
 
     def _event_loop_decode_disagg(self) -> bool:
-        """One turn of D's loop (RFC-2 §5.4). It prefills nothing."""
+        """One turn of D's loop (RFC-2 §5.4). It prefills nothing: what has landed joins the next launch."""
         worked = self.host_work()
         return self.device_work() or worked
 
@@ -59,9 +59,6 @@ class SchedulerDisaggregationDecodeMixin(RoomTable):
         worked |= self._start_pulls()
         worked |= self._answer_flushes()
         return worked
-
-    def device_work(self) -> bool:
-        return self._run_decode()
 
     # ------------------------------------------------------------ intake
 

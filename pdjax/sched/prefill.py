@@ -40,12 +40,10 @@ class SchedulerDisaggregationPrefillMixin(RoomTable):
         worked = self._take_events()
         worked |= self._drain_inbox()
         worked |= self._reserve_budget()
+        worked |= self._read_prefill()
         worked |= self._admit()
         worked |= self._answer_flushes()
         return worked
-
-    def device_work(self) -> bool:
-        return self._run_prefill()
 
     def _pages_needed(self, n_prompt: int, max_outputs: int) -> int:
         return pages_for(n_prompt, self.runner.page_size)
@@ -97,6 +95,9 @@ class SchedulerDisaggregationPrefillMixin(RoomTable):
 
     # ------------------------------------------------------------ the hand-off and the end
 
+    def _handle_launched_prefill(self, seq: Seq) -> None:
+        """It keeps its place until it is read: the next prompt's steps would delay the gather of this one's pages."""
+
     def _handle_completed_prefill(self, seq: Seq, sampled: Sampled) -> None:
         """The prompt's KV is complete: offer it with the first token, free the pages, end the request here."""
         req, times = seq.req, seq.req.times
@@ -106,7 +107,7 @@ class SchedulerDisaggregationPrefillMixin(RoomTable):
             top=sampled.top,
             cached_tokens=req.cached_tokens,
             queue_s=(times.scheduled or times.arrived) - times.arrived,
-            prefill_s=seq.prefill_s,
+            prefill_s=(times.prefilled or 0.0) - (times.scheduled or 0.0),
         )
         assert seq.sender is not None
         try:

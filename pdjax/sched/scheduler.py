@@ -1,6 +1,6 @@
 """Continuous batching over a paged pool: the scheduler of a server without PD, and the base of P's and D's.
 
-``step()`` is everything that happens between two device calls; whoever owns the loop calls it while it returns
+``step()`` is one turn of the loop: what the host has to do, then the device steps (steps.py); whoever owns the loop calls it while it returns
 True and sleeps until ``wake`` or ``next_wake()`` when it returns False. Must never import JAX, read a clock of its
 own, start a thread, sleep or draw a random number, and a step must never look at every waiting request.
 """
@@ -17,12 +17,13 @@ from pdjax.core.errors import ConfigError, PDError
 from pdjax.core.pools import pages_for
 from pdjax.engine.base import BaseKVManager
 from pdjax.engine.ports import Clock, Runner, Sampled
-from pdjax.sched.batch import Fifo, Seq, decode_rows, next_chunk, to_score
+from pdjax.sched.batch import Fifo, Seq
 from pdjax.sched.chunk_cache import BasePrefixCache
 from pdjax.sched.config import SchedulerConfig as SchedulerConfig
 from pdjax.sched.flush import FlushQueue
 from pdjax.sched.request import Failure, Finish, Output, Request, TopLogprobs
 from pdjax.sched.steering import Steering
+from pdjax.sched.steps import StepLoop
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +36,7 @@ COUNTS = (
     "cached_tokens",
     "decode_steps",
     "output_tokens",
+    "surplus_tokens",  # sampled by a step that was launched before its request's end was known
     "finished_stop",
     "finished_length",
     "finished_abort",
@@ -44,7 +46,7 @@ COUNTS = (
 )
 
 
-class Scheduler:
+class Scheduler(StepLoop):
     """submit() and abort() from any thread; everything else belongs to the one thread that calls step().
 
     Every request taken in gets exactly one Output with finish or failure, its last, on the scheduler's thread.
@@ -82,6 +84,7 @@ class Scheduler:
         self._lock = threading.Lock()  # guards the two fields below, and nothing slow
         self._inbox: list[Callable[[], None]] = []
         self._queued = 0
+        self._init_steps(self.max_running)
         self._init_disaggregation()
 
     # ------------------------------------------------------------ any thread
@@ -174,22 +177,18 @@ class Scheduler:
         # Events before the inbox: a room's end is known before a new request takes the same room.
         worked = self._take_events()
         worked |= self._drain_inbox()
+        worked |= self._read_prefill()
         worked |= self._admit()
         worked |= self._answer_flushes()
         return worked
 
     def _answer_flushes(self) -> bool:
-        return bool(self._flushes) and self._flushes.answer(self.cache, bool(self._by_rid), self.clock())
-
-    def device_work(self) -> bool:
-        """The rest of the step: one prefill chunk, one decode batch, and what follows from their results."""
-        worked = self._run_prefill()
-        worked |= self._run_decode()
-        return worked
+        busy = bool(self._by_rid or self._unread)
+        return bool(self._flushes) and self._flushes.answer(self.cache, busy, self.clock())
 
     def idle(self) -> bool:
         """A step would do nothing unless the manager has events."""
-        return not (self._inbox or self.waiting or self.prefilling or self.running)
+        return not (self._inbox or self.waiting or self.prefilling or self.running or self._unread)
 
     def next_wake(self) -> float | None:
         """The time on the clock at which an idle scheduler wants a step; None: only when woken."""
@@ -213,6 +212,9 @@ class Scheduler:
         # The last output token is never written back, but its page costs nothing to own: the rule of
         # protocol §6 is prompt + max_new_tokens, and both sides count alike (incident L03).
         return pages_for(n_prompt + max_outputs, self.runner.page_size)
+
+    def _handle_launched_prefill(self, seq: Seq) -> None:
+        self._move(seq, self.running)
 
     def _handle_completed_prefill(self, seq: Seq, sampled: Sampled) -> None:
         self.cache.insert(seq.token, seq.req.prompt_ids)  # others need not wait for the end of this request
@@ -285,7 +287,7 @@ class Scheduler:
             return
         self._close(seq, Output(finish=Finish("abort", message="aborted")))
 
-    # ------------------------------------------------------------ admission, prefill, decode
+    # ------------------------------------------------------------ admission
 
     def _admit(self) -> bool:
         """The head of the queue takes its pages when no other prompt is being prefilled. No overtaking."""
@@ -321,48 +323,6 @@ class Scheduler:
             seq.req.pages = []
             seq.computed = 0
             seq.scored = []
-
-    def _run_prefill(self) -> bool:
-        seq = self.prefilling.head()
-        if seq is None:
-            return False
-        chunk = next_chunk(seq, self.config.chunked_prefill_size)
-        began = self.clock()
-        try:
-            sampled = self.runner.prefill(chunk)
-            if (sampled is None) != (chunk.sample is None):
-                raise RuntimeError("prefill must sample for the last chunk, and for no other")
-            if (score := to_score(seq, chunk)) is not None:
-                seq.scored += self.runner.score(*score, seq.req.sampling.top_logprobs)
-        except Exception as error:
-            self._fail(seq, error)
-            return True
-        now = self.clock()
-        seq.prefill_s += now - began
-        seq.computed += len(chunk.tokens)
-        self.counts["prefill_tokens"] += len(chunk.tokens)
-        if sampled is not None:
-            seq.req.times.prefilled = now
-            self._handle_completed_prefill(seq, sampled)
-        return True
-
-    def _run_decode(self) -> bool:
-        if not self.running:
-            return False
-        seqs = list(self.running)
-        try:
-            sampled = self.runner.decode(decode_rows(seqs))
-            if len(sampled) != len(seqs):
-                raise RuntimeError(f"decode answered {len(sampled)} rows of {len(seqs)}")
-        except Exception as error:
-            for seq in seqs:
-                self._fail(seq, error)
-            return True
-        self.counts["decode_steps"] += 1
-        for seq, row in zip(seqs, sampled, strict=True):
-            seq.computed += 1
-            self._emit_token(seq, row.token, row.logprob, row.top)
-        return True
 
     # ------------------------------------------------------------ outputs and ends
 
@@ -402,9 +362,14 @@ class Scheduler:
         self._close(seq, Output(failure=failure_of(error)))
 
     def _close(self, seq: Seq, output: Output) -> None:
-        """The only end of a request: out of its queue, pages back, last Output (S3: exactly once)."""
+        """The only end of a request: out of its queue, last Output (S3: exactly once), pages back.
+
+        Pages that a step under way writes are given back when it is over (StepLoop).
+        """
         self._move(seq, None)
-        self._give_back_pages(seq)
+        self._free_slot(seq)
+        if not seq.unread:
+            self._give_back_pages(seq)
         peers = self._by_rid[seq.req.rid]
         peers.remove(seq)
         if not peers:

@@ -66,6 +66,9 @@ class ServeArgs:
         "compute every prompt whole, also where it begins like an earlier one (D: always)",
         False,
     )
+    disable_overlap_schedule: bool = arg(
+        "disable-overlap-schedule", "read what a step sampled before the next one is launched", False
+    )
     dtype: Literal["auto", "float32", "bfloat16"] = arg(
         "dtype", "of weights and KV", "auto", ("auto", "float32", "bfloat16")
     )

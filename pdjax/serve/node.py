@@ -30,7 +30,6 @@ from pdjax.engine.jax_transfer.servers import TRANSFER_SIZE, TRANSPORT_ADDRESSES
 from pdjax.engine.jax_transfer.transport import JaxTransferKVEngine
 from pdjax.engine.manager import Ports
 from pdjax.model.checkpoint import load_model
-from pdjax.model.config import ARCHITECTURES
 from pdjax.model.fetch import cache_root, resolve_model
 from pdjax.model.runner import JaxRunner, RunnerSettings, resolve_dtype
 from pdjax.model.tokenizer import Tokenizer
@@ -82,8 +81,8 @@ def load(args: ServeArgs) -> Model:
         # The directory, not the name: the rust router looks for the tokenizer there, and else far away.
         "model_path": str(directory),
         "tokenizer_path": str(directory),
-        "model_type": "llama",
-        "architectures": list(ARCHITECTURES),
+        "model_type": loaded.config.model_type,
+        "architectures": [loaded.config.architecture],
         "page_size": args.page_size,
         "weights_digest": loaded.digest,
     }
@@ -136,6 +135,7 @@ class Node:
             max_queue=args.max_queue,
             chunked_prefill_size=self.runner.buckets.chunk_tokens,
             disable_radix_cache=args.disable_radix_cache,
+            overlap=not args.disable_overlap_schedule,
         )
         self.scheduler = make_scheduler(
             self.role, config, self.runner, time.monotonic, self.manager, wake=self._wake.set

@@ -83,6 +83,9 @@ class _Draw(Faults):
             world["router"] = {"retries": rng.choice([0, 1, 2]), "timeout": 20000}
         if rng.random() < 0.2:
             world["clock_offset"] = {n: rng.randrange(-(10**7), 10**7) for n in self.nodes}
+        for name in self.nodes:
+            if rng.random() < 0.3:
+                self.flags.setdefault(name, {})["disable-overlap-schedule"] = True
         outcomes = {s["request"]["rid"]: "any" for s in steps if "request" in s}
         return {
             "format": "pdjax.trace/1",

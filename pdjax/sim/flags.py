@@ -24,7 +24,7 @@ _NUMBERS = {
     "chunked-prefill-size": 1,
 }
 _TEXTS = ("model", "dtype", "disaggregation-verify")
-_SWITCHES = ("disable-radix-cache",)
+_SWITCHES = ("disable-radix-cache", "disable-overlap-schedule")
 
 
 def node_spec(
@@ -73,6 +73,7 @@ def node_spec(
             max_queue=numbers.get("max-queue", 1024),
             chunked_prefill_size=numbers.get("chunked-prefill-size", 512),
             disable_radix_cache=switches.get("disable-radix-cache", False),
+            overlap=not switches.get("disable-overlap-schedule", False),
         )
     except ConfigError as error:
         raise TraceError("world.flags", f"{name}: {error}") from None

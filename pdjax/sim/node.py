@@ -227,16 +227,20 @@ class Node:
         return self._busy or self._step is not None
 
     def _device_cost_s(self) -> float | None:
-        """What the device calls of this step will take; None: there are none."""
+        """What the device calls of this step will take; None: there is nothing to launch or to read.
+
+        It passes before they are made. An overlapped loop waits after its launch instead, which nobody can tell
+        apart: a launch changes what this node alone sees.
+        """
         scheduler, timing = self.scheduler, self.timing
         cost = 0.0
         seq = scheduler.prefilling.head()
         if seq is not None:
             chunk = min(scheduler.config.chunked_prefill_size, seq.n_prompt - seq.computed)
             cost += chunk * timing.prefill_per_token
-        if scheduler.running:
+        if scheduler.decodable():
             cost += timing.decode_step
-        elif seq is None:
+        elif seq is None and not scheduler.unread():
             return None
         return cost / 1000
 

@@ -20,7 +20,7 @@ from msgspec import structs
 
 from pdjax.core.pools import PoolTransferSpec, page_bucket, plan_parts
 from pdjax.engine.base import Packed
-from pdjax.engine.ports import DecodeRow, PrefillChunk, Sampled, SampleSpec
+from pdjax.engine.ports import NO_SLOT, DecodeRow, PrefillChunk, Sampled, SampleSpec
 from pdjax.sched.request import SamplingParams
 
 MASK = (1 << 64) - 1
@@ -120,6 +120,14 @@ def expected_tokens(
     return out
 
 
+@dataclass
+class SimLaunch:
+    """A launched call: the device does its work in program order, so it is done here; the host may not look yet."""
+
+    sampled: list[Sampled]
+    collected: bool = False
+
+
 class SimRunner:
     """The Runner port over numpy pools uint64 (n_layers, num_pages, page_size, TAIL); page 0 takes the padding.
 
@@ -142,6 +150,7 @@ class SimRunner:
         self.num_pages = num_pages
         self.max_batch = max_batch
         self.checksums = checksums
+        self.slots: dict[int, int] = {}  # newest token of each request, as the device has it
         self._prefilled: PrefillChunk | None = None  # the latest call, for ``score``
         self.kv = np.full((self.model.n_layers, num_pages, page_size, TAIL), POISON, np.uint64)
         self.arrays = [self.kv, *(self.kv.copy() for _ in pool_names[1:])]
@@ -157,19 +166,34 @@ class SimRunner:
             for name in pool_names
         ]
 
-    def prefill(self, chunk: PrefillChunk) -> Sampled | None:
+    def prefill(self, chunk: PrefillChunk) -> SimLaunch | None:
         self._prefilled = chunk
         self._append(chunk.tokens, chunk.start, chunk.pages)
         if chunk.sample is None:
             return None
-        return next_token(self.model, self._read(chunk.pages, chunk.start + len(chunk.tokens)), chunk.sample)
+        kv = self._read(chunk.pages, chunk.start + len(chunk.tokens))
+        sampled = next_token(self.model, kv, chunk.sample)
+        self._keep(chunk.slot, sampled.token)
+        return SimLaunch([sampled])
 
-    def decode(self, rows: Sequence[DecodeRow]) -> list[Sampled]:
+    def decode(self, rows: Sequence[DecodeRow]) -> SimLaunch:
         if not 1 <= len(rows) <= self.max_batch:
             raise ValueError(f"decode of {len(rows)} rows: between 1 and max_batch={self.max_batch}")
         for row in rows:  # all rows write before any reads, as in one device step
-            self._append([row.token], row.position, row.pages)
-        return [next_token(self.model, self._read(row.pages, row.position + 1), row.sample) for row in rows]
+            token = self.slots[row.slot] if row.token is None else row.token
+            self._append([token], row.position, row.pages)
+        sampled = [
+            next_token(self.model, self._read(row.pages, row.position + 1), row.sample) for row in rows
+        ]
+        for row, one in zip(rows, sampled, strict=True):
+            self._keep(row.slot, one.token)
+        return SimLaunch(sampled)
+
+    def collect(self, launched: SimLaunch) -> list[Sampled]:
+        if launched.collected:
+            raise ValueError("this launch has been collected already")
+        launched.collected = True
+        return launched.sampled
 
     def score(self, first: int, tokens: Sequence[int], n_top: int) -> list[Sampled]:
         """Each token as if sampled after the latest prefill call's token first, first + 1, …"""
@@ -203,6 +227,10 @@ class SimRunner:
         index = np.array([*pages, *[0] * (page_bucket(len(pages)) - len(pages))])
         for part, array in zip(packed.parts, packed.arrays, strict=True):
             self.arrays[part.pool][part.layer : part.layer_stop, index[part.page : part.page_stop]] = array
+
+    def _keep(self, slot: int, token: int) -> None:
+        if slot != NO_SLOT:
+            self.slots[slot] = token
 
     def _check(self, pages: Sequence[int], stop: int) -> None:
         """Positions up to stop lie in this page table, and its pages in the pool."""

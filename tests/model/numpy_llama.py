@@ -1,4 +1,4 @@
-"""A plain numpy Llama in float64, written from the paper, without pages, buckets or chunks: what tests compare with."""
+"""A plain numpy Llama, Qwen2 and Qwen3 in float64, written from the paper, without pages, buckets or chunks: what tests compare with."""
 
 from __future__ import annotations
 
@@ -30,6 +30,9 @@ class NumpyLlama:
             q = self._project(x, at + "self_attn.q_proj").reshape(n, heads, dim)
             k = self._project(x, at + "self_attn.k_proj").reshape(n, kv_heads, dim)
             v = self._project(x, at + "self_attn.v_proj").reshape(n, kv_heads, dim)
+            if raw["architectures"] == ["Qwen3ForCausalLM"]:
+                q = self._norm(q, w[at + "self_attn.q_norm.weight"])
+                k = self._norm(k, w[at + "self_attn.k_norm.weight"])
             q, k = self._rope(q), self._rope(k)
             mixed = np.zeros((n, heads, dim))
             for head in range(heads):

@@ -86,6 +86,51 @@ def test_what_is_not_implemented_is_refused(overrides: dict[str, Any], message: 
     assert "\n" not in str(caught.value)
 
 
+QWEN2 = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "attention_bias": ...}
+QWEN3 = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}
+
+
+def test_what_tells_qwen_from_llama() -> None:
+    llama, qwen2, qwen3 = (parse_config(config(**o)) for o in ({}, QWEN2, QWEN3))
+    assert [(c.qkv_bias, c.o_bias, c.qk_norm) for c in (llama, qwen2, qwen3)] == [
+        (False, False, False),
+        (True, False, False),
+        (False, False, True),
+    ]
+    assert [c.model_type for c in (llama, qwen2, qwen3)] == ["llama", "qwen2", "qwen3"]
+    assert len({c.hash for c in (llama, qwen2, qwen3)}) == 3, "the fingerprint tells them apart"
+    biased = parse_config(config(**QWEN3, attention_bias=True))
+    assert biased.qkv_bias and biased.o_bias and biased.hash != qwen3.hash
+
+
+def test_qwen3_has_a_head_size_of_its_own() -> None:
+    assert parse_config(config(**QWEN3, head_dim=...)).head_dim == 128
+    assert parse_config(config(**QWEN2, head_dim=...)).head_dim == 16
+
+
+def test_the_window_that_qwen_files_name_is_off_unless_they_say_so() -> None:
+    for qwen in (QWEN2, QWEN3):
+        assert parse_config(config(**qwen, sliding_window=4096)) == parse_config(config(**qwen))
+        with pytest.raises(ConfigError, match="sliding_window=4096 is not supported"):
+            parse_config(config(**qwen, sliding_window=4096, use_sliding_window=True))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"architectures": ["Qwen3MoeForCausalLM"]}, r"'Qwen3MoeForCausalLM'\] is not supported: use one of"),
+        ({**QWEN3, "num_experts": 8}, "num_experts=8 is not supported"),
+        ({**QWEN2, "rope_scaling": {"type": "mrope", "mrope_section": [1]}}, "rope scaling 'mrope' is not"),
+        ({**QWEN2, "rope_scaling": {"type": "yarn", "factor": 4.0}}, "rope scaling 'yarn' is not supported"),
+        ({**QWEN2, "layer_types": ["full_attention", "sliding_attention"]}, "layer_types has"),
+    ],
+)
+def test_what_qwen_can_be_and_is_not_implemented(overrides: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        parse_config(config(**overrides))
+    assert "\n" not in str(caught.value)
+
+
 def test_an_unused_sliding_window_is_no_obstacle() -> None:
     assert parse_config(config(sliding_window=4096, use_sliding_window=False)) == parse_config(config())
 

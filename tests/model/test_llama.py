@@ -9,6 +9,8 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from model_steps import run_decode, run_prefill
+from model_variants import QWEN
 from numpy_llama import NumpyLlama
 
 from pdjax.engine.ports import DecodeRow, PrefillChunk, SampleSpec
@@ -33,6 +35,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "linear": {"rope_scaling": {"rope_type": "linear", "factor": 4.0}},
     "llama3": {"rope_scaling": LLAMA3},
     "wide_heads": {"head_dim": 32, "num_key_value_heads": 1},
+    **QWEN,
 }
 
 
@@ -47,7 +50,9 @@ def prefill(
     start = 0
     for n in chunks or [len(ids)]:
         last = start + n == len(ids)
-        got = runner.prefill(PrefillChunk(ids[start : start + n], start, pages, GREEDY if last else None))
+        got = run_prefill(
+            runner, PrefillChunk(ids[start : start + n], start, pages, GREEDY if last else None)
+        )
         assert (got is not None) == last
         start += n
     assert start == len(ids)
@@ -64,7 +69,7 @@ def test_logits_and_greedy_tokens_equal_numpy(name: str, tmp_path: Path, make_ru
     tokens = [int(np.asarray(runner.last_logits)[0].argmax())]
     for i in range(12):
         row = DecodeRow(tokens[-1], len(ids) + i, PAGES, GREEDY)
-        [sampled] = runner.decode([row])
+        [sampled] = run_decode(runner, [row])
         exact = model.logits(ids + tokens)[-1]
         np.testing.assert_allclose(np.asarray(runner.last_logits)[0], exact, atol=5e-5)
         assert sampled.logprob == pytest.approx(exact[sampled.token] - np.log(np.exp(exact).sum()), abs=5e-5)
@@ -85,7 +90,7 @@ def test_decode_gives_the_logits_of_prefill(make_runner: MakeRunner) -> None:
     ids = prompt(30)
     prefill(runner, ids[:20], PAGES)
     for position in range(20, 30):
-        runner.decode([DecodeRow(ids[position], position, PAGES, GREEDY)])
+        run_decode(runner, [DecodeRow(ids[position], position, PAGES, GREEDY)])
     decoded = np.asarray(runner.last_logits)[0]
     np.testing.assert_allclose(decoded, prefill(runner, ids, [40, 41, 42, 43]), atol=2e-5)
 
@@ -98,11 +103,11 @@ def test_a_batch_gives_each_row_the_logits_it_has_alone(make_runner: MakeRunner)
     alone = []
     for ids, table in zip(prompts, tables, strict=True):
         prefill(runner, ids, table)
-        runner.decode([DecodeRow(7, len(ids), table, GREEDY)])
+        run_decode(runner, [DecodeRow(7, len(ids), table, GREEDY)])
         alone.append(np.asarray(runner.last_logits)[0])
     rows = [DecodeRow(7, len(ids), table, GREEDY) for ids, table in zip(prompts, tables, strict=True)]
     for order in ([0, 1, 2], [2, 0, 1]):
-        runner.decode([rows[i] for i in order])
+        run_decode(runner, [rows[i] for i in order])
         got = np.asarray(runner.last_logits)
         assert got.shape == (3, 512)
         np.testing.assert_allclose(got, [alone[i] for i in order], atol=2e-5)
@@ -118,7 +123,7 @@ def test_what_other_requests_left_in_the_pool_does_not_show(make_runner: MakeRun
     for step in range(4):
         rows = [DecodeRow(step, len(ids) + step, PAGES, GREEDY)]
         for runner in (clean, dirty):
-            runner.decode(rows)
+            run_decode(runner, rows)
         assert np.array_equal(np.asarray(clean.last_logits), np.asarray(dirty.last_logits))
     assert np.isfinite(np.asarray(dirty.last_logits)).all()
 
@@ -127,7 +132,7 @@ def test_only_a_requests_own_positions_are_written(make_runner: MakeRunner) -> N
     runner = make_runner()
     runner._kv = [jnp.full_like(pool, 7.0) for pool in runner._kv]
     prefill(runner, prompt(19), [3, 9, 21], [6, 13])  # 6 and 13 are padded to 16
-    runner.decode([DecodeRow(1, 19, [3, 9, 21], GREEDY)])
+    run_decode(runner, [DecodeRow(1, 19, [3, 9, 21], GREEDY)])
     for pool in runner._kv:
         changed = np.argwhere((np.asarray(pool) != 7.0).any(-1))
         mine = {(page, slot) for page in (3, 9, 21) for slot in range(8)} - {(21, s) for s in range(4, 8)}
@@ -151,6 +156,6 @@ def test_padding_and_page_buckets_do_not_show(make_runner: MakeRunner) -> None:
     large.buckets = Buckets(tokens=(64,), pages=(32,), batch=(4,))
     np.testing.assert_allclose(prefill(small, ids, PAGES), prefill(large, ids, PAGES), atol=2e-5)
     for runner in (small, large):
-        runner.decode([DecodeRow(1, 14, PAGES, GREEDY)])
+        run_decode(runner, [DecodeRow(1, 14, PAGES, GREEDY)])
     np.testing.assert_allclose(np.asarray(small.last_logits), np.asarray(large.last_logits), atol=2e-5)
     assert large.compiles == {("prefill", 64, 32): 1, ("decode", 4, 32): 1}

@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 import xxhash
+from model_steps import run_decode, run_prefill
 
 from pdjax.core.errors import ConfigError
 from pdjax.core.pools import page_bucket, pages_for, plan_parts
@@ -27,7 +28,7 @@ IDS = [int(t) for t in np.random.default_rng(3).integers(0, 512, 43)]
 
 
 def prompt(runner: JaxRunner, pages: list[int], sample: SampleSpec = GREEDY) -> int:
-    sampled = runner.prefill(PrefillChunk(IDS, 0, pages, sample))
+    sampled = run_prefill(runner, PrefillChunk(IDS, 0, pages, sample))
     assert sampled is not None
     return sampled.token
 
@@ -42,7 +43,7 @@ def cache_sizes(runner: JaxRunner) -> list[int]:
 
 
 def step(runner: JaxRunner, token: int, position: int, pages: list[int], sample: SampleSpec = GREEDY) -> int:
-    [sampled] = runner.decode([DecodeRow(token, position, pages, sample)])
+    [sampled] = run_decode(runner, [DecodeRow(token, position, pages, sample)])
     return sampled.token
 
 
@@ -132,11 +133,11 @@ def test_warmup_leaves_nothing_to_compile(make_runner: MakeRunner) -> None:
         while start < n:
             count = min(32, n - start)
             last = start + count == n
-            runner.prefill(
-                PrefillChunk([1] * count, start, pages[: pages_for(n, 8)], GREEDY if last else None)
+            run_prefill(
+                runner, PrefillChunk([1] * count, start, pages[: pages_for(n, 8)], GREEDY if last else None)
             )
             start += count
-        runner.decode([DecodeRow(1, n - 1, pages, SampleSpec(float(n % 2), n))] * (1 + n % 2))
+        run_decode(runner, [DecodeRow(1, n - 1, pages, SampleSpec(float(n % 2), n))] * (1 + n % 2))
     for n in range(1, pages_for(40, 8) + 1):
         runner.scatter(pages[:n], runner.gather(pages[:n]))
     assert runner.compiles == compiled and set(compiled.values()) == {1}
@@ -213,15 +214,15 @@ def test_sizes_beyond_the_buckets_are_refused(make_runner: MakeRunner) -> None:
     with pytest.raises(ValueError, match="no prefill or decode call"):
         _ = runner.last_logits
     with pytest.raises(ValueError, match="tokens of a chunk: 65 is not between 1 and 64"):
-        runner.prefill(PrefillChunk([1] * 65, 0, list(range(1, 10)), GREEDY))
+        run_prefill(runner, PrefillChunk([1] * 65, 0, list(range(1, 10)), GREEDY))
     with pytest.raises(ValueError, match="tokens of a chunk: 0"):
-        runner.prefill(PrefillChunk([], 0, [1], GREEDY))
+        run_prefill(runner, PrefillChunk([], 0, [1], GREEDY))
     with pytest.raises(ValueError, match="pages of a request: 9 is not between 1 and 8"):
-        runner.prefill(PrefillChunk([1], 64, list(range(1, 10)), GREEDY))
+        run_prefill(runner, PrefillChunk([1], 64, list(range(1, 10)), GREEDY))
     with pytest.raises(ValueError, match="17 tokens need 3 pages but the page table has 2"):
-        runner.prefill(PrefillChunk([1], 16, [1, 2], GREEDY))
+        run_prefill(runner, PrefillChunk([1], 16, [1, 2], GREEDY))
     with pytest.raises(ValueError, match="rows of a decode step: 5"):
-        runner.decode([DecodeRow(1, 0, [1], GREEDY)] * 5)
+        run_decode(runner, [DecodeRow(1, 0, [1], GREEDY)] * 5)
 
 
 def test_the_compilation_cache_is_used(make_runner: MakeRunner, tmp_path: Path) -> None:

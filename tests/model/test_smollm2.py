@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from model_steps import run_decode, run_prefill
 
 from pdjax.core.pools import pages_for
 from pdjax.engine.ports import DecodeRow, PrefillChunk, Sampled, SampleSpec
@@ -45,7 +46,7 @@ def prefill(runner: JaxRunner, ids: list[int], pages: list[int]) -> Sampled:
     for start in range(0, len(ids), SETTINGS.chunk_tokens):
         chunk = ids[start : start + SETTINGS.chunk_tokens]
         last = start + len(chunk) == len(ids)
-        sampled = runner.prefill(PrefillChunk(chunk, start, pages, GREEDY if last else None))
+        sampled = run_prefill(runner, PrefillChunk(chunk, start, pages, GREEDY if last else None))
     assert sampled is not None
     return sampled
 
@@ -89,7 +90,7 @@ def test_greedy_tokens_and_logprobs_equal_the_reference(runner: JaxRunner) -> No
             DecodeRow(got[-1].token, len(case["ids"]) + step, table, GREEDY)
             for case, table, got in zip(CASES, pages, outputs, strict=True)
         ]
-        for got, sampled in zip(outputs, runner.decode(rows), strict=True):
+        for got, sampled in zip(outputs, run_decode(runner, rows), strict=True):
             got.append(sampled)
     for case, got in zip(CASES, outputs, strict=True):
         assert [s.token for s in got] == case["tokens"], case["name"]
@@ -108,8 +109,8 @@ def test_a_hand_off_of_the_real_model_changes_no_bit(model: LoadedModel, runner:
     other.scatter(theirs[:n], runner.gather(mine[:n]))
     for step in range(3):
         position = len(case["ids"]) + step
-        [here] = runner.decode([DecodeRow(token, position, mine, GREEDY)])
-        [there] = other.decode([DecodeRow(token, position, theirs, GREEDY)])
+        [here] = run_decode(runner, [DecodeRow(token, position, mine, GREEDY)])
+        [there] = run_decode(other, [DecodeRow(token, position, theirs, GREEDY)])
         assert np.array_equal(np.asarray(runner.last_logits), np.asarray(other.last_logits))
         assert here == there and here.token == case["tokens"][step + 1]
         token = here.token

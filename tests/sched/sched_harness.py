@@ -15,6 +15,7 @@ from pdjax.sim.ports import VirtualClock
 from pdjax.sim.runner import SimModel, SimRunner, expected_tokens
 
 EOS = 5
+NORMAL = {"overlap": False}  # for what a test says of single turns
 MODEL = SimModel()
 
 
@@ -81,6 +82,8 @@ class FlakyRunner(SimRunner):
     def __init__(self, *, fail_at: set[int] = frozenset(), after: bool = False, **kwargs) -> None:
         super().__init__(model=MODEL, **kwargs)
         self.fail_at = set(fail_at)
+        self.fail_collects: set[int] = set()  # likewise of the collect calls
+        self.collects = 0
         self.after = after
         self.calls: list[tuple[str, tuple[int, ...]]] = []  # name, first page of each request in the call
 
@@ -99,6 +102,12 @@ class FlakyRunner(SimRunner):
 
     def decode(self, rows):
         return self._run("decode", [row.pages[0] for row in rows], lambda: SimRunner.decode(self, rows))
+
+    def collect(self, launched):
+        self.collects += 1
+        if self.collects - 1 in self.fail_collects:
+            raise Boom("collect")
+        return SimRunner.collect(self, launched)
 
     def gather(self, pages):
         return self._run("gather", pages[:1], lambda: SimRunner.gather(self, pages))

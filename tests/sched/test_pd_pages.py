@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from sched_fake_manager import FakeReceiver
+from sched_harness import NORMAL
 from sched_pair import LONG, assert_both_right, bytes_of
 
 from pdjax.core.errors import PDError
@@ -69,7 +70,7 @@ def test_when_the_head_goes_the_next_is_asked(make_pair, how):
 
 
 def test_p_frees_its_pages_at_send_and_keeps_no_request(make_pair):
-    pair = make_pair()
+    pair = make_pair(p_config=NORMAL)
     p, _ = pair.submit([1] * 8, LONG, sides="p")
     pair.p.step()
     assert pair.p.stats()["used_pages"] == 2
@@ -85,7 +86,7 @@ def test_p_frees_its_pages_at_send_and_keeps_no_request(make_pair):
 
 def test_a_room_that_ends_during_its_prefill_offers_nothing(make_pair, monkeypatch):
     """The driver ended it while the device worked; its event is not taken yet when send() says no."""
-    pair = make_pair()
+    pair = make_pair(p_config=NORMAL)
     p, _ = pair.submit([1] * 4, LONG, sides="p")
     real = pair.p_runner.prefill
 
@@ -307,7 +308,7 @@ def test_a_room_may_be_used_again_while_its_first_user_decodes(make_pair):
 
 
 def test_p_states_another_length(make_pair):
-    pair = make_pair()
+    pair = make_pair(p_config=NORMAL)
     _, d = pair.submit([1] * 8, LONG)
     pair.p.step(), pair.p.step()
     pair.d.step()

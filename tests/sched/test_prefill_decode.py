@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from sched_harness import EOS, make_null, prompt_starting_with, random_client, random_prompt, run_out
+from sched_harness import EOS, NORMAL, make_null, prompt_starting_with, random_client, random_prompt, run_out
 from sched_opcodes import opcodes
 from sched_pair import LONG, assert_both_right
 
@@ -26,7 +26,8 @@ def test_many_requests_get_the_tokens_of_a_lone_one(make_any_pair, seed):
         budget_bytes=rng.choice([1, 2000, 1 << 40]),
         p={"num_pages": rng.choice([12, 40])},
         d={"num_pages": rng.choice([18, 60])},
-        p_config={"chunked_prefill_size": rng.choice([1, 5, 8, 512])},
+        p_config={"chunked_prefill_size": rng.choice([1, 5, 8, 512]), "overlap": rng.random() < 0.5},
+        d_config={"overlap": rng.random() < 0.5},
     )
     todo, legs = [random_client(rng, i) for i in range(30)], []
     while todo:
@@ -86,7 +87,7 @@ def test_pd_equals_null(make_any_pair):
 
 
 def test_times_of_both_sides(make_pair):
-    pair = make_pair(p_config={"chunked_prefill_size": 4})
+    pair = make_pair(p_config={"chunked_prefill_size": 4, **NORMAL}, d_config=NORMAL)
     pair.clock.advance(10)
     p, d = pair.submit([1] * 6, SamplingParams(2, ignore_eos=True))
     for _ in range(8):
@@ -97,7 +98,7 @@ def test_times_of_both_sides(make_pair):
     t = d.req.times
     assert (t.arrived, t.ready, t.scheduled, t.landed, t.scattered, t.first_token) == (10, 13, 13, 14, 14, 14)
     assert t.finished == 14 and t.prefilled is None
-    assert (t.peer_queue_s, t.peer_prefill_s) == (1.0, 0.0)
+    assert (t.peer_queue_s, t.peer_prefill_s) == (1.0, 1.0)
     assert d.end == "length"
 
 

@@ -27,11 +27,14 @@ def assert_sound(scheduler) -> None:
     allocator = cache.allocator
     cache.check()
     live = [seq for seqs in scheduler._by_rid.values() for seq in seqs]
-    held = Counter(page for seq in live for page in seq.req.pages)
+    unread = Counter(seq for step in scheduler._unread for seq in step.seqs)
+    ended = [seq for seq in unread if seq.closed]  # a step under way still writes their pages
+    held = Counter(page for seq in live + ended for page in seq.req.pages)
     cached = allocator.held(CACHE_TOKEN)
     assert {page for page, n in held.items() if n > 1} <= set(cached)
     assert len({*held, *cached}) == allocator.used_pages and len(cached) == cache.cached_pages
-    for seq in live:
+    for seq in live + ended:
+        assert seq.unread == unread[seq]
         assert seq.has_pages == bool(seq.req.pages)
         unwritten = seq.req.pages[seq.computed // scheduler.runner.page_size :]
         assert not unwritten or allocator.owns(seq.token, unwritten)
@@ -47,14 +50,16 @@ class NullMachine(RuleBasedStateMachine):
         chunk=st.sampled_from([1, 4, 7, 64]),
         queue=st.integers(1, 6),
         off=st.booleans(),
+        overlap=st.booleans(),
     )
-    def begin(self, pages, chunk, queue, off):
+    def begin(self, pages, chunk, queue, off, overlap):
         self.scheduler = make_null(
             FlakyRunner(num_pages=pages, max_batch=3),
             context_length=16,
             chunked_prefill_size=chunk,
             max_queue=queue,
             disable_radix_cache=off,
+            overlap=overlap,
         )
         self.clients, self.aborted = [], set()
 
@@ -90,6 +95,10 @@ class NullMachine(RuleBasedStateMachine):
     def fail_a_call(self, ahead):
         self.scheduler.runner.fail_at.add(len(self.scheduler.runner.calls) + ahead)
 
+    @rule(ahead=st.integers(0, 2))
+    def fail_a_result(self, ahead):
+        self.scheduler.runner.fail_collects.add(self.scheduler.runner.collects + ahead)
+
     @invariant()
     def sound(self):
         assert_sound(self.scheduler)
@@ -98,6 +107,7 @@ class NullMachine(RuleBasedStateMachine):
         if not hasattr(self, "clients"):
             return
         self.scheduler.runner.fail_at.clear()
+        self.scheduler.runner.fail_collects.clear()
         run_out(self.scheduler)
         assert_initial(self.scheduler)
         for client in self.clients:
@@ -118,15 +128,21 @@ class PairMachine(RuleBasedStateMachine):
         chunk=st.sampled_from([1, 4, 7, 64]),
         queue=st.integers(1, 6),
         off=st.booleans(),
+        overlap=st.tuples(st.booleans(), st.booleans()),
     )
-    def begin(self, p_pages, d_pages, budget, chunk, queue, off):
+    def begin(self, p_pages, d_pages, budget, chunk, queue, off, overlap):
         limits = {"context_length": 16, "max_queue": queue}
         self.pair = Pair(
             budget_bytes=budget,
             p={"num_pages": p_pages},
             d={"num_pages": d_pages, "max_batch": 3},
-            p_config={**limits, "chunked_prefill_size": chunk, "disable_radix_cache": off},
-            d_config=limits,
+            p_config={
+                **limits,
+                "chunked_prefill_size": chunk,
+                "disable_radix_cache": off,
+                "overlap": overlap[0],
+            },
+            d_config={**limits, "overlap": overlap[1]},
         )
         self.legs, self.landed = [], []
 
@@ -189,6 +205,11 @@ class PairMachine(RuleBasedStateMachine):
         runner.after = after
         runner.fail_at.add(len(runner.calls) + ahead)
 
+    @rule(ahead=st.integers(0, 2), side=st.sampled_from("pd"))
+    def fail_a_result(self, ahead, side):
+        runner = self.pair.p_runner if side == "p" else self.pair.d_runner
+        runner.fail_collects.add(runner.collects + ahead)
+
     @rule(seconds=st.sampled_from([0.001, 0.02, 1.0]))
     def time(self, seconds):
         self.pair.clock.advance(seconds)
@@ -203,8 +224,9 @@ class PairMachine(RuleBasedStateMachine):
         if not hasattr(self, "legs"):
             return
         pair = self.pair
-        pair.p_runner.fail_at.clear()
-        pair.d_runner.fail_at.clear()
+        for runner in (pair.p_runner, pair.d_runner):
+            runner.fail_at.clear()
+            runner.fail_collects.clear()
         pair.link.not_now = False
         pair.settle()
         for (role, room), half in list(pair.link.halves.items()):

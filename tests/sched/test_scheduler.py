@@ -9,6 +9,7 @@ import pytest
 from sched_harness import (
     EOS,
     MODEL,
+    NORMAL,
     Client,
     FlakyRunner,
     assert_initial,
@@ -34,7 +35,9 @@ from pdjax.sim.runner import expected_tokens
 def test_many_requests_get_the_tokens_of_a_lone_one(seed, chunk):
     rng = random.Random(seed)
     scheduler = make_null(
-        FlakyRunner(num_pages=rng.choice([18, 40, 90]), max_batch=4), chunked_prefill_size=chunk
+        FlakyRunner(num_pages=rng.choice([18, 40, 90]), max_batch=4),
+        chunked_prefill_size=chunk,
+        overlap=seed % 2 == 0,
     )
     clients = [random_client(rng, i) for i in range(30)]
     todo = list(clients)
@@ -70,7 +73,7 @@ def test_page_and_chunk_edges(n_prompt, max_new, chunk):
 
 
 def test_eos_first_ends_without_a_decode():
-    scheduler = make_null()
+    scheduler = make_null(**NORMAL)
     client = Client(prompt_starting_with(EOS, 6))
     scheduler.submit(client.req)
     run_out(scheduler)
@@ -108,7 +111,7 @@ def test_the_context_length_caps_the_output():
 def test_times_and_logprobs():
     clock = VirtualClock(100.0)
     runner = FlakyRunner(max_batch=2)
-    scheduler = make_scheduler("null", SchedulerConfig(64, chunked_prefill_size=4), runner, clock)
+    scheduler = make_scheduler("null", SchedulerConfig(64, chunked_prefill_size=4, **NORMAL), runner, clock)
     client = Client([1] * 6, SamplingParams(max_new_tokens=2))
     scheduler.submit(client.req)
     for _ in range(3):
@@ -150,7 +153,7 @@ def test_fifo_no_overtaking():
 
 
 def test_decode_goes_on_during_a_long_prefill():
-    scheduler = make_null(chunked_prefill_size=2)
+    scheduler = make_null(chunked_prefill_size=2, **NORMAL)
     running = Client([1] * 2, SamplingParams(max_new_tokens=30, ignore_eos=True), "a")
     long = Client([2] * 40, SamplingParams(1), "b")
     scheduler.submit(running.req)

@@ -16,6 +16,7 @@ from sched_harness import (
 )
 
 from pdjax.sched.request import SamplingParams
+from pdjax.sim.runner import SimLaunch
 
 
 def test_abort_is_exact_and_ends_every_bearer_of_the_rid():
@@ -141,14 +142,12 @@ def test_a_runner_that_breaks_its_contract_costs_only_its_requests(broken):
             sampled = super().prefill(chunk)
             if broken == "short batch" or chunk.tokens[0] != 9:
                 return sampled
-            return None if broken == "none instead of a token" else (sampled or SAMPLED)
+            return None if broken == "none instead of a token" else (sampled or SimLaunch([]))
 
         def decode(self, rows):
-            return super().decode(rows)[: -1 if broken == "short batch" else None]
+            launched = super().decode(rows)
+            return SimLaunch(launched.sampled[:-1]) if broken == "short batch" else launched
 
-    from pdjax.engine.ports import Sampled
-
-    SAMPLED = Sampled(1, 0.0)
     scheduler = make_null(Broken(num_pages=40, max_batch=4))
     n = 20 if broken == "token too early" else 5
     bad, good = (

@@ -21,11 +21,16 @@ PROMPT = [7, 1, 7, 1, 7, 1, 7, 1, 3, 5]
 PAGES = [9, 2, 11, 4]
 
 
+def sampled_by(runner, launched):
+    [sampled] = runner.collect(launched)
+    return sampled.token
+
+
 def answer(runner, pages, n, prompt=PROMPT, sample=GREEDY):
-    tokens = [runner.prefill(PrefillChunk(prompt, 0, pages, sample)).token]
+    tokens = [sampled_by(runner, runner.prefill(PrefillChunk(prompt, 0, pages, sample)))]
     while len(tokens) < n:
         row = DecodeRow(tokens[-1], len(prompt) + len(tokens) - 1, pages, sample)
-        tokens.append(runner.decode([row])[0].token)
+        tokens.append(sampled_by(runner, runner.decode([row])))
     return tokens
 
 
@@ -59,8 +64,8 @@ def test_chunks_make_no_difference(runner, cuts):
     edges = [0, *cuts, len(PROMPT)]
     for start, stop in itertools.pairwise(edges):
         sample = GREEDY if stop == len(PROMPT) else None
-        sampled = runner.prefill(PrefillChunk(PROMPT[start:stop], start, PAGES, sample))
-    assert [sampled.token] == expected_tokens(PROMPT, SamplingParams(), 1, model=MODEL)
+        launched = runner.prefill(PrefillChunk(PROMPT[start:stop], start, PAGES, sample))
+    assert [sampled_by(runner, launched)] == expected_tokens(PROMPT, SamplingParams(), 1, model=MODEL)
 
 
 @pytest.mark.parametrize(
@@ -94,8 +99,8 @@ def test_every_wrong_page_is_a_wrong_token(runner, damage):
     else:
         runner.kv[:, 2] = runner.kv[:, 0]
     right = expected_tokens([*PROMPT, 3], SamplingParams(), 1, model=MODEL)
-    assert [runner.decode([DecodeRow(3, 10, PAGES, GREEDY)])[0].token] == right or pages == PAGES
-    assert [runner.decode([DecodeRow(3, 10, pages, GREEDY)])[0].token] != right
+    assert [sampled_by(runner, runner.decode([DecodeRow(3, 10, PAGES, GREEDY)]))] == right or pages == PAGES
+    assert [sampled_by(runner, runner.decode([DecodeRow(3, 10, pages, GREEDY)]))] != right
 
 
 @pytest.mark.parametrize("n_pages", [1, 2, 3, 4, 5, 7])
@@ -116,7 +121,7 @@ def test_gather_and_scatter_move_the_content(runner, n_pages):
         other.kv[:, [p for p in range(1, 20) if p not in target]] == POISON
     ).all()  # padding goes to page 0
     right = expected_tokens([*prompt, 3], SamplingParams(), 1, model=MODEL)
-    assert [other.decode([DecodeRow(3, len(prompt), target, GREEDY)])[0].token] == right
+    assert [sampled_by(other, other.decode([DecodeRow(3, len(prompt), target, GREEDY)]))] == right
 
 
 def test_padding_repeats_the_last_page_of_the_request(runner):
@@ -160,7 +165,7 @@ def test_edits_and_masks_change_a_token_as_they_do_on_a_device():
     runner = SimRunner(model=model, num_pages=20)
 
     def token(**spec):
-        return runner.prefill(PrefillChunk(PROMPT, 0, PAGES, SampleSpec(**spec))).token
+        return sampled_by(runner, runner.prefill(PrefillChunk(PROMPT, 0, PAGES, SampleSpec(**spec))))
 
     def edits(token, add):
         return Edits(np.array([token], np.int32), np.ones(1, np.float32), np.array([add], np.float32))
@@ -183,6 +188,6 @@ def test_a_score_is_what_sampling_would_have_said(runner):
         runner.prefill(PrefillChunk(PROMPT[cut:], cut, PAGES, None))
         likeliest = expected_tokens(PROMPT[:8], SamplingParams(), 1, model=MODEL)[0]
         scored = runner.score(7 - cut, [likeliest, PROMPT[9]], 2)
-        drawn = runner.prefill(PrefillChunk(PROMPT[:8], 0, [15, 16], SampleSpec(n_top=2)))
+        [drawn] = runner.collect(runner.prefill(PrefillChunk(PROMPT[:8], 0, [15, 16], SampleSpec(n_top=2))))
         assert scored[0] == drawn
         assert scored[1].token == PROMPT[9] and scored[1].logprob < scored[1].top[0][1] <= 0
