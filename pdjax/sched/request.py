@@ -14,7 +14,7 @@ import numpy as np
 from pdjax.engine.ports import Sampled
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How the tokens of a request are drawn, and which of them end it. docs/api.md says what each means to a client.
 

@@ -29,6 +29,8 @@ from pdjax.serve.log import ServerLog
 from pdjax.serve.sglang_api import parse_generate
 from pdjax.sim.ports import VirtualClock
 
+pytestmark = pytest.mark.timeout(400)  # its fixture compiles everything that sampling knows
+
 SETTINGS = RunnerSettings(
     num_pages=400, page_size=8, max_batch=8, chunk_tokens=16, context_tokens=128, dtype="float32"
 )
@@ -43,7 +45,7 @@ class JaxPair(Pair):
     def __init__(self, make_runner) -> None:
         self.make_jax_runner = make_runner
         config = {"context_length": SETTINGS.context_tokens, "chunked_prefill_size": SETTINGS.chunk_tokens}
-        config["eos_ids"] = frozenset({EOS})
+        config |= {"eos_ids": frozenset({EOS})}
         super().__init__(p_config=config, d_config=config)
 
     def make_runner(self, **_: Any) -> JaxRunner:
