@@ -226,4 +226,6 @@ class Faults:
         if len(side) < 2 or self.drained:
             return []
         self.drained.add(name := rng.choice(side))
-        return [{**self._trigger(), "drain": name}]
+        if rng.random() < 0.5:
+            return [{**self._trigger(), "drain": name}]
+        return [{**self._trigger(), "drain": {"node": name, "within": rng.choice([0, 2, 30, 300])}}]

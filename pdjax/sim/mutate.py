@@ -549,8 +549,8 @@ def argument(name: str) -> str:
 OPEN = "open: no world of the set shows a difference yet"
 # What a surviving mutant's name contains → the argument. The first that fits counts.
 ARGUMENTS = {
-    "abort_local": "a room that P ends by itself after kv_ready: only a process that leaves does, see test_fuzz.UNREACHED",
-    "engine_error": "an error where nothing of the engine runs yet: see test_fuzz.UNREACHED",
+    "abort_local": "a room that P ends by itself after kv_ready: only a process that leaves does",
+    "engine_error": "an error where nothing of the engine runs yet: see docs/decisions/0008",
     "stale": "counted either way",
     "without remember_early": "what came early is repeated by hello and notice until it is answered: slower, never wrong",
     "without forget_early": "an early entry that stays is dropped by its own timer: bounded",

@@ -305,6 +305,13 @@ class Node:
         self.manager.draining = True
         self.wake_driver()
 
+    def end_all(self) -> None:
+        """The grace of a drain is over: abort what runs and end the rooms, in the order of the serving process."""
+        self.scheduler.abort_all()
+        self.manager.end_rooms()
+        self.wake_driver()
+        self.wake_scheduler()
+
     # ---------------------------------------------------------------- what is not free
 
     def room_is_free(self, room: int) -> bool:

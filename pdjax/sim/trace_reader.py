@@ -251,8 +251,11 @@ class Reader:
 
     _check_restart = _check_crash
 
-    def _check_drain(self, value: str, path: str) -> str:
-        return self._node(value, path)
+    def _check_drain(self, value: str | Mapping[str, Any], path: str) -> Mapping[str, Any]:
+        if isinstance(value, str):
+            return {"node": self._node(value, path)}
+        self._node(value["node"], f"{path}.node")
+        return value
 
     def _check_stop(self, value: Mapping[str, Any], path: str) -> Mapping[str, Any]:
         self._node(value["node"], f"{path}.node", also=("b0",))

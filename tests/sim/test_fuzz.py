@@ -9,6 +9,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from last_resort import LAST_RESORT
 from typer.testing import CliRunner
 
 from pdjax.core import transitions as t
@@ -23,21 +24,6 @@ from pdjax.sim.trace_file import dumps, parse
 
 TRACES = Path(__file__).parents[1] / "traces"
 SEEDS, CHUNKS = 160, 4
-
-# Rows that no simulated world reaches, and why they stay in the table.
-UNREACHED = {
-    "sender T abort_local [!bound]": "P's request has ended when its KV is ready: only a process that leaves ends such rooms",
-    "sender T abort_local": "likewise: KVManager.end_rooms, which the serving process calls when it leaves",
-    "sender B engine_error": "before budget nothing of the engine has run yet: only a bug of the scheduler raises there",
-    "sender T engine_error [!bound]": "a room that is not bound has not been registered, and only registering can fail then",
-    "receiver WT no_candidate": "the answer of a look-up that was under way when the room was bound, from a registry that has"
-    " dropped its P meanwhile",
-    "receiver WT unknown,pending,ready,failed [from_bound+newer_life]": "the first frame of a newer life ends the room before"
-    " its messages are read; the row is the second line",
-    "receiver T failed [echo+quiet]": "between landing and scatter P says failed(echo) only if it has lost the room, and then its"
-    " new life is noticed first",
-    "receiver S abort_local,engine_error": "the scheduler tells nobody about a request that ends while it decodes",
-}
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +54,7 @@ def test_every_row_and_every_moment_is_reached(reached):
         reached["rows"].update(result.coverage["rows"])
         reached["moments"].update(result.coverage["moments"])
     missing = {label(i) for i in range(len(t.ROWS)) if i not in reached["rows"]}
-    assert missing == set(UNREACHED)
+    assert missing == set(LAST_RESORT)
     assert [name for name in MOMENTS if name not in reached["moments"]] == []
 
 

@@ -38,6 +38,8 @@ PINNED = {
     "crossed": (4_352, 11_114),
     "alien": (520, 3_392),
     "room-used-again": (16_568, 59_247),
+    "twins": (16_066, 55_660),
+    "room-used-again-by-a-new-life": (23_994, 79_741),
     "two-calm": (6_988, 26_998),
     "one-room-crash-d": (39_670, 430_581),
     "one-room-crash-p": (86_064, 913_778),
@@ -87,6 +89,10 @@ def _searches() -> list[Search]:
             FEW.but(name="crossed", asks=twins, aborts=("d",), wire=1),
             "two requests with different prompts under one room number, at two D",
         ),
+        Search(
+            FEW.but(name="twins", asks=(Ask(), Ask(p="p1", d_leg=False)), wire=1, aborts=("p",), errors=("p",)),
+            "two P have the leg for one D, and either may end it",
+        ),
         Search(FEW.but(name="alien", alien=("d0",), lose=True, duplicate=True), "D runs another model"),
         Search(
             FEW.but(
@@ -94,6 +100,13 @@ def _searches() -> list[Search]:
                 timers=("tombstone", "limbo", "hello", "lease"),
             ),
             "the room number comes a second time, as early or late as it can",
+        ),
+        Search(
+            FEW.but(
+                name="room-used-again-by-a-new-life", asks=(Ask(uses=2),), wire=1, crashes=(("d0", 1),),
+                timers=("tombstone", "limbo", "hello", "lease"),
+            ),
+            "D dies, and its next life gets the room number that P still works on",
         ),
         Search(
             TWO.but(name="two-calm", wire=8, prompt=True),

@@ -157,6 +157,8 @@ def sentence(step: Mapping[str, Any], index: int) -> str:
         what = f"{value['node']}: " + (
             "pages back" if value["free"] is None else f"{value['free']} pages left"
         )
+    elif action == "drain":
+        what = f"drain {value['node']} within {value['within']:g}"
     elif action == "clock":
         what = f"{value['node']}: wall clock {value['jump']:+g}"
     else:
