@@ -150,7 +150,9 @@ class Faults:
             if kind in ("done", "failed") or rng.random() < 0.4:
                 message[field_] = rng.choice(values)
         if kind == "hello" and {"digest", "ack_epoch", "fingerprint"} & message.keys():
-            message["attempt"] = 1  # no D says so in the name of an attempt that lives
+            message["attempt"] = 1  # no D says so in the name of an attempt that lives: docs/checking.md
+        if kind == "ready" and "uuid" in message:
+            message["attempt"] = 1  # likewise P
         return [
             {
                 **self._trigger(room if room != 77777 else None),

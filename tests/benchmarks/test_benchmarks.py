@@ -19,6 +19,7 @@ EXPECTED = {
     "memory": "a waiting request on P",
     "registry": "look-up, HTTP, 40 instances",
     "serving": "TTFT, 1 at once, PD / ordinary server",
+    "sim_rate": "one world, every property checked",
 }
 
 
