@@ -89,7 +89,10 @@ class JsonGrammars:
         if not is_object:
             raise GrammarError("must be an object: a JSON schema")
         options: Any = {"whitespace_pattern": WHITESPACE}
-        grammar = llguidance.LLMatcher.grammar_from_json_schema(schema, overrides=options)
+        try:
+            grammar = llguidance.LLMatcher.grammar_from_json_schema(schema, overrides=options)
+        except ValueError as error:  # nested too deeply
+            raise GrammarError(f"cannot be followed: {error}") from None
         matcher = llguidance.LLMatcher(self._tokenizer, grammar, log_level=0)
         if matcher.is_error():
             raise GrammarError(f"cannot be followed: {_first_line(matcher)}")

@@ -8,6 +8,7 @@ import JAX or look at a logit.
 from __future__ import annotations
 
 from collections.abc import Iterable, Set
+from dataclasses import replace
 
 import numpy as np
 
@@ -77,17 +78,7 @@ class Steering:
         banned = self._ends if self._said < self._sampling.min_new_tokens else frozenset()
         if banned and allowed is not None and not _without(allowed, banned).any():
             banned = frozenset()  # the text is complete: a ban would leave nothing to draw
-        base = self._base
-        return SampleSpec(
-            base.temperature,
-            base.seed,
-            base.top_p,
-            base.top_k,
-            base.min_p,
-            base.n_top,
-            self._edits(banned),
-            allowed,
-        )
+        return replace(self._base, edits=self._edits(banned), allowed=allowed)
 
     def _edits(self, banned: Iterable[int]) -> Edits | None:
         rows = [self._row(token) for token in banned]

@@ -15,7 +15,7 @@ from pdjax.sched.request import TopLogprobs
 from pdjax.serve.calls import Sub
 from pdjax.serve.engine_api import Tokenizer
 from pdjax.serve.errors import bad
-from pdjax.serve.params import boolean, integer
+from pdjax.serve.params import UINT64, boolean, integer
 
 BROKEN = "�"  # in the text of a token that is only a part of a character
 
@@ -35,6 +35,7 @@ class Wanted:
 
     @property
     def scores_from(self) -> int | None:
+        """The position after which the prompt's own tokens are scored."""
         return self.start if self.logprobs else None
 
 
@@ -59,12 +60,15 @@ def _for_each_prompt(body: Mapping[str, Any], name: str, count: int) -> list[Any
 
 
 def _wanted(row: Mapping[str, Any], listed: bool, texts: bool) -> Wanted:
-    start = integer(row, "logprob_start_len", -1, 1 << 40)
+    start = integer(row, "logprob_start_len", -1, UINT64)
+    n_top = integer(row, "top_logprobs_num", 0, MAX_TOP_LOGPROBS) or 0
+    if not boolean(row, "return_logprob"):
+        return Wanted(listed=listed)
     return Wanted(
         listed=listed,
-        logprobs=boolean(row, "return_logprob"),
+        logprobs=True,
         start=None if start is None or start == -1 else start,
-        n_top=integer(row, "top_logprobs_num", 0, MAX_TOP_LOGPROBS) or 0,
+        n_top=n_top,
         texts=texts,
     )
 

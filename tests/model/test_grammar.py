@@ -87,6 +87,7 @@ def test_a_token_that_is_not_allowed_is_refused_without_the_text(tokenizer: Toke
         ("no json", "is no JSON"),
         ("[" * 100_000, "is no JSON"),
         ("[]", "must be an object"),
+        ('{"items":' * 300 + "{}" + "}" * 300, "recursion limit"),
         ('{"type": "nope"}', "nope"),
         ('{"$ref": "http://nowhere/x"}', "http://nowhere/x"),
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import jax
 import numpy as np
 import pytest
 
@@ -70,6 +71,35 @@ def test_only_what_the_reference_keeps_is_drawn_and_all_of_it(spec: SampleSpec) 
     counts = np.bincount(got, minlength=VOCAB) / n
     assert not counts[~keep].any()
     assert (np.abs(counts - p) <= 5 * np.sqrt(p * (1 - p) / n) + 2 / n).all()
+
+
+def test_tokens_are_exactly_those_of_a_reference() -> None:
+    """numpy edits, masks and cuts (sort-based) and takes the argmax; only the noise comes from JAX."""
+    rng = np.random.default_rng(11)
+    for i in range(60):
+        row = LOGITS[i % 6]
+        ids = rng.permutation(VOCAB)[:40].astype(np.int32)
+        edits = Edits(
+            ids, rng.uniform(0.6, 1.8, 40).astype(np.float32), rng.normal(0, 2, 40).astype(np.float32)
+        )
+        allowed = set(rng.permutation(VOCAB)[:200].tolist())
+        seed, position = int(rng.integers(1 << 63)), int(rng.integers(1 << 20))
+        cuts = {
+            "top_p": float(rng.uniform(0.3, 1)),
+            "top_k": int(rng.integers(0, 30)),
+            "min_p": float(rng.uniform(0, 0.1)),
+        }
+        spec = SampleSpec(float(rng.uniform(0.3, 2)), seed, **cuts, edits=edits, allowed=words(allowed))
+        edited = row.astype(np.float64)
+        v = edited[ids]
+        edited[ids] = np.where(v > 0, v / edits.scale, v * edits.scale) + edits.add
+        edited[[t for t in range(VOCAB) if t not in allowed]] = -np.inf
+        key = jax.random.wrap_key_data(
+            np.array([seed >> 32, seed & 0xFFFFFFFF], np.uint32), impl="threefry2x32"
+        )
+        noise = np.asarray(jax.random.gumbel(jax.random.fold_in(key, position), (VOCAB,), np.float32))
+        best = np.where(kept(edited, spec), edited / spec.temperature + noise, -np.inf).argmax()
+        assert drawn(row[None], [spec], [position]) == [best], i
 
 
 def test_a_cut_keeps_the_token_that_an_uncut_draw_would_give_if_it_may() -> None:

@@ -211,6 +211,14 @@ def test_each_prompt_of_a_batch_may_ask_for_other_logprobs(serve):
     assert [r.sampling.top_logprobs for r in server.engine.requests] == [1, 0]
 
 
+def test_what_is_not_answered_is_not_computed(serve):
+    server = serve(script=scored("h"))
+    body = {"text": "a", "return_logprob": False, "top_logprobs_num": 5, "logprob_start_len": 0}
+    server.post("/generate", body)
+    (request,) = server.engine.requests
+    assert (request.sampling.top_logprobs, request.sampling.prompt_logprobs_from) == (0, None)
+
+
 def test_streamed_logprobs_are_cumulative(serve):
     server = serve(script=scored("hi", prompt=b"b"))
     got = frames(server.post("/generate", {"text": "ab", "stream": True} | LOGPROBS))
