@@ -15,11 +15,9 @@ import numpy as np
 
 from pdjax.core import wire
 from pdjax.engine.bootstrap.registry import BadRegistration
-from pdjax.engine.manager import KVManager
 from pdjax.sim.forge import forged_frame
-from pdjax.sim.loop import GAP_S, Name
+from pdjax.sim.loop import Name
 from pdjax.sim.net import REGISTRY, Copy
-from pdjax.sim.node import Node
 from pdjax.sim.pressure import INJECTED, arm_error, hold_pages
 from pdjax.sim.router import SIDES, Router
 from pdjax.sim.trace_types import EMITTERS, On, Step, Trace, room_text
@@ -375,23 +373,8 @@ class Scenario:
         node = self.world.nodes[name]
         if not node.alive or node.draining:
             return False
-        self.world.drain(name)
-        if "within" in value:
-            self._end_later(node, node.manager, value["within"] / 1000)
+        self.world.drain(name, value["within"] / 1000 if "within" in value else None)
         return True
-
-    def _end_later(self, node: Node, life: KVManager, in_s: float) -> None:
-        """What that life of the node still has by then is ended, as by a server that is told to stop."""
-        net = self.world.net
-
-        def end() -> None:
-            until = net.frozen(node.name)
-            if until:
-                net.at(until + GAP_S, end, ("stop", node.name))
-            elif node.alive and node.manager is life:
-                node.end_all()
-
-        net.after(in_s, end, ("stop", node.name))
 
     def _pages(self, step: Step, value: Mapping[str, Any]) -> bool:
         node = self.world.nodes[value["node"]]

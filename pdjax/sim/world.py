@@ -16,7 +16,7 @@ from pdjax.core.trace import EventLog
 from pdjax.engine.bootstrap.registry import Registry
 from pdjax.sched.request import SamplingParams
 from pdjax.sched.scheduler import SchedulerConfig
-from pdjax.sim.loop import Name
+from pdjax.sim.loop import GAP_S, Name
 from pdjax.sim.net import REGISTRY, SimNet
 from pdjax.sim.node import Client, Node, NodeSpec, Timing
 from pdjax.sim.runner import expected_tokens
@@ -148,11 +148,22 @@ class World:
         node.manager.log.line("restarted")
         return node
 
-    def drain(self, name: str) -> None:
-        """Admit nothing more, finish, leave."""
+    def drain(self, name: str, within_s: float | None = None) -> None:
+        """Admit nothing more, finish, leave. within_s: when what this life still has is ended."""
         node = self.nodes[name]
-        node.manager.log.line("draining")
+        life = node.manager
+        life.log.line("draining")
         node.drain()
+
+        def end() -> None:
+            until = self.net.frozen(name)
+            if until:
+                self.net.at(until + GAP_S, end, ("stop", name))
+            elif node.alive and node.manager is life:
+                node.end_all()
+
+        if within_s is not None:
+            self.net.after(within_s, end, ("stop", name))
 
     def settings_of(self, name: str) -> PDSettings:
         return self.specs[name].settings

@@ -170,7 +170,7 @@ def test_a_newer_attempts_abort_gives_back_nothing_of_the_bound_one(digest: str,
     from pdjax.core.room import Event
     from pdjax.core.sender import Budget, Offer, SenderSide
     from pdjax.core.settings import PDSettings
-    from pdjax.sim.explore.process import FIRST, PARTS
+    from pdjax.sim.explore.messages import FIRST, PARTS
 
     side = SenderSide(PDSettings(), 1 << 32, "f", 1, Budget(1))
     side.handle(7, Event("leg"), 0.0, "a")

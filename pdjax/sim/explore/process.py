@@ -14,17 +14,14 @@ from typing import Any
 from pdjax.core import effects as fx
 from pdjax.core import transitions as t
 from pdjax.core import wire
-from pdjax.core.pools import Manifest, PoolTransferSpec, plan_parts
 from pdjax.core.receiver import Candidate, Notice, PeerLife, ReceiverRoom, ReceiverSide
 from pdjax.core.room import Event, IllegalEvent, Room, Transition
 from pdjax.core.sender import Budget, Early, Limbo, LimboKey, Offer, SenderRoom, SenderSide
 from pdjax.core.settings import PDSettings
 from pdjax.engine.base import Leg
 from pdjax.sim.explore.config import Config
+from pdjax.sim.explore.messages import FIRST, PARTS, POOLS, manifest, pack, unpack
 
-POOLS = [PoolTransferSpec("kv", "main_kv", "uint8", (4, 1, 1), 1, 1)]
-PARTS = plan_parts(POOLS, 1)
-FIRST = wire.FirstToken(1)
 PAGES = (1,)  # what the scheduler takes at a start
 LATER = 1e9  # a time at which everything armed is over
 NEVER = 1e18
@@ -45,47 +42,6 @@ class Outcome:
     effects: tuple[tuple[Any, ...], ...] = ()
     lines: tuple[Transition, ...] = ()
     error: str = ""
-
-
-def pack(m: wire.AnyMessage) -> tuple[Any, ...]:
-    """A message without what the table never reads (reasons, durations, sizes)."""
-    kind = wire.EVENT_OF[type(m)]
-    if isinstance(m, wire.Hello):
-        return (kind, m.room, m.attempt, m.ack_epoch, m.digest, m.fingerprint)
-    if isinstance(m, wire.Abort):
-        return (kind, m.room, m.attempt, m.uuid, m.quiet, m.digest)
-    if isinstance(m, wire.Done | wire.DoneAck):
-        return (kind, m.room, m.attempt, m.uuid)
-    if isinstance(m, wire.Ready):
-        return (kind, m.room, m.attempt, m.manifest.uuid, m.manifest.digest)
-    if isinstance(m, wire.Failed):
-        return (kind, m.room, m.attempt, m.echo)
-    return (kind, m.room, m.attempt)
-
-
-def manifest(uuid: int, digest: str, fingerprint: str = "f") -> Manifest:
-    return Manifest(uuid, "", 1, 1, 1, fingerprint, digest, PARTS)
-
-
-def unpack(m: tuple[Any, ...]) -> wire.AnyMessage:
-    kind, room, attempt, *rest = m
-    if kind == "hello":
-        return wire.Hello(room=room, attempt=attempt, ack_epoch=rest[0], digest=rest[1], fingerprint=rest[2])
-    if kind == "abort":
-        return wire.Abort(
-            room=room, attempt=attempt, uuid=rest[0], quiet=rest[1], digest=rest[2], reason="client_abort"
-        )
-    if kind == "done":
-        return wire.Done(room=room, attempt=attempt, uuid=rest[0])
-    if kind == "done_ack":
-        return wire.DoneAck(room=room, attempt=attempt, uuid=rest[0])
-    if kind == "ready":
-        return wire.Ready(
-            room=room, attempt=attempt, manifest=manifest(rest[0], rest[1]), lease_s=1.0, first=FIRST
-        )
-    if kind == "failed":
-        return wire.Failed(room=room, attempt=attempt, echo=rest[0], reason="lost")
-    return (wire.Unknown if kind == "unknown" else wire.Pending)(room=room, attempt=attempt)
 
 
 def record_state(node: Frozen, room: int) -> int:
