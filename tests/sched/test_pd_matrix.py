@@ -1,12 +1,13 @@
 """PD answers as one server for every sampling option: real model (tiny, f32), real requests, all of them at once.
 
-One server answers one request after the other; the pair answers all together. So batch, padding and order must not
-matter, and whatever P's first token decides must be right on D.
+One server answers one request after the other, each step read before the next; the pair answers all together and
+overlapped. So batch, padding, order and loop must not matter, and whatever P's first token decides must be right on D.
 """
 
 from __future__ import annotations
 
 import asyncio
+import io
 import itertools
 import json
 from typing import Any
@@ -45,7 +46,7 @@ class JaxPair(Pair):
     def __init__(self, make_runner) -> None:
         self.make_jax_runner = make_runner
         config = {"context_length": SETTINGS.context_tokens, "chunked_prefill_size": SETTINGS.chunk_tokens}
-        config |= {"eos_ids": frozenset({EOS})}
+        config |= {"eos_ids": frozenset({EOS}), "overlap": True}
         super().__init__(p_config=config, d_config=config)
 
     def make_runner(self, **_: Any) -> JaxRunner:
@@ -84,7 +85,7 @@ def answers(
             role: {name: parse_generate(body, engine, HttpLimits()) for name, body in bodies.items()}
             for role, engine in engines.items()
         }
-        desks = {role: Desk(engine, ServerLog()) for role, engine in engines.items()}
+        desks = {role: Desk(engine, ServerLog(io.StringIO())) for role, engine in engines.items()}
         calls = {
             role: {name: desks[role].open(plan.prompts, False) for name, plan in of.items()}
             for role, of in plans.items()
@@ -116,6 +117,7 @@ def outcome(tmp_path_factory) -> tuple[dict[str, Any], dict[str, Any], dict[str,
         context_length=SETTINGS.context_tokens,
         eos_ids=tokenizer.eos_ids,
         chunked_prefill_size=SETTINGS.chunk_tokens,
+        overlap=False,
     )
     plain = make_scheduler("null", config, make_runner(), VirtualClock())
 
