@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
+from functools import lru_cache
 from typing import Any, cast, get_args
 
 from pdjax.core.errors import ConfigError
@@ -60,7 +61,7 @@ def node_spec(
     if verify not in get_args(Verify):
         raise TraceError("world.flags.disaggregation-verify", f"{verify}: one of off, sampled, all")
     built = PDSettings(**settings)
-    broken = built.check()
+    broken = _broken(built)
     if broken:
         raise TraceError("world.flags", f"timers that cannot work on {name}: " + "; ".join(broken))
     page_size = numbers.get("page-size", page_size)
@@ -81,6 +82,11 @@ def node_spec(
         name, built, config, page_size, num_pages, max_batch, 0, texts.get("model", "sim") + texts.get("dtype", ""),
         tuple(pools), cast(Verify, verify), SIM_MODEL,
     )  # fmt: skip
+
+
+@lru_cache(maxsize=64)  # all nodes of a world have the same settings, nearly always
+def _broken(settings: PDSettings) -> tuple[str, ...]:
+    return tuple(settings.check())
 
 
 # So many tokens that no two of an answer are equal by chance: ``eos`` then names one token only.

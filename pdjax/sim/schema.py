@@ -250,7 +250,10 @@ def _twice(value: Any, rule: Any, schema: Schema, root: Schema, path: str) -> No
 
 
 def _one_of(value: Any, rule: Any, schema: Schema, root: Schema) -> bool:
-    return sum(fits(value, option, root) for option in rule) == 1
+    n = 0
+    for option in rule:
+        n += fits(value, option, root)
+    return n == 1
 
 
 def _one_of_differs(value: Any, rule: Any, schema: Schema, root: Schema, path: str) -> None:

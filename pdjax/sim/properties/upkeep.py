@@ -21,32 +21,43 @@ ANSWERS = {
 }
 
 
-def wrong_timers(track: Track, record: Any) -> Iterator[str]:
+def wrong_timers(track: Track, record: Any) -> list[str]:
     """Timers of §7 that are missing, or armed where §7 gives them nothing to end."""
     due = _sender_timers(track, record) if track.role == "sender" else _receiver_timers(track, record)
     armed = TIMERS.intersection(record.timers)
+    if armed == due:
+        return []
     if track.role == "receiver" and track.state in LIVE and not record.candidates:
         armed -= {"hello"}  # the look-up that found nobody is repeated
-    for kind in sorted(armed ^ due):
-        yield f"its {kind} timer is {'armed' if kind in armed else 'missing'} in {track.state}"
+    return [
+        f"its {kind} timer is {'armed' if kind in armed else 'missing'} in {track.state}"
+        for kind in sorted(armed ^ due)
+    ]
 
 
-def _sender_timers(track: Track, record: Any) -> set[str]:
+def _sender_timers(track: Track, record: Any) -> frozenset[str]:
     if track.state not in LIVE:
-        return {"tombstone"}
-    due = {"request"}
+        return _ENDED
     if record.peer or track.state == "Transferring":
-        due.add("lease")
-    elif record.settings.gated and track.state == "Bootstrapping":
-        due.add("bootstrap")
-    return due
+        return _LEASED
+    return _GATED if record.settings.gated and track.state == "Bootstrapping" else _ALONE
 
 
-def _receiver_timers(track: Track, record: Any) -> set[str]:
+def _receiver_timers(track: Track, record: Any) -> frozenset[str]:
     if track.state not in LIVE:
-        return {"tombstone"}
-    due = {"request"} | ({"hello"} if record.candidates else set())
-    return due | {"Bootstrapping": {"bootstrap"}, "Transferring": {"transfer"}}.get(track.state, set())
+        return _ENDED
+    return (_ASKING if record.candidates else _LOOKING)[track.state]
+
+
+_ENDED = frozenset({"tombstone"})
+_ALONE = frozenset({"request"})
+_LEASED, _GATED = _ALONE | {"lease"}, _ALONE | {"bootstrap"}
+_LOOKING = {
+    "Bootstrapping": _ALONE | {"bootstrap"},
+    "WaitingForInput": _ALONE,
+    "Transferring": _ALONE | {"transfer"},
+}
+_ASKING = {state: timers | {"hello"} for state, timers in _LOOKING.items()}
 
 
 def kept_record(record: Any, armed: Any) -> Iterator[str]:
