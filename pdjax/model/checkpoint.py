@@ -1,4 +1,4 @@
-"""Load a Hugging Face directory: config.json and safetensors, one file or sharded; and the fingerprint of it.
+"""Load a Hugging Face directory (config.json and safetensors, one file or sharded) or a GGUF file; its fingerprint.
 
 Must never read a file outside the directory (a shard name with a path is refused) and never start with a tensor
 missing, left over or of another shape: such a model answers fluently and wrongly.
@@ -19,6 +19,8 @@ from safetensors import SafetensorError, safe_open
 from pdjax.core.errors import ConfigError
 from pdjax.core.pools import Fingerprint, PoolTransferSpec
 from pdjax.model.config import ModelConfig, read_config, read_json
+from pdjax.model.gguf_header import read_header
+from pdjax.model.gguf_model import gguf_config, gguf_tensors, with_rope_factors
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -50,8 +52,24 @@ class LoadedModel:
     digest: str
 
 
-def load_model(directory: Path, dtype: np.dtype[Any]) -> LoadedModel:
-    """Read config, weights (as ``dtype``) and digest. Raises ConfigError, which names the file or tensor."""
+def load_model(path: Path, dtype: np.dtype[Any]) -> LoadedModel:
+    """Read config, weights (as ``dtype``) and digest. Raises ConfigError, which names the file or tensor.
+
+    path: of a Hugging Face directory, or of a GGUF file.
+    """
+    return _load_gguf(path, dtype) if path.is_file() else _load_directory(path, dtype)
+
+
+def _load_gguf(path: Path, dtype: np.dtype[Any]) -> LoadedModel:
+    header = read_header(path)
+    plain, _ = gguf_config(header, path)
+    cfg = with_rope_factors(header, plain, path)
+    tensors = gguf_tensors(header, cfg, expected_tensors(cfg), path)
+    found = {name: value.astype(dtype, copy=False) for name, value in tensors}
+    return LoadedModel(cfg, _tree(cfg, found), weights_digest(path.parent, [path.name], with_tokenizer=False))
+
+
+def _load_directory(directory: Path, dtype: np.dtype[Any]) -> LoadedModel:
     cfg = read_config(directory)
     shards = _shards(directory)
     wanted = expected_tensors(cfg)
@@ -104,17 +122,19 @@ def expected_tensors(cfg: ModelConfig) -> dict[str, tuple[int, ...]]:
     return tensors
 
 
-def weights_digest(directory: Path, shards: list[str]) -> str:
+def weights_digest(directory: Path, shards: list[str], *, with_tokenizer: bool = True) -> str:
     """xxh3_128 over names and contents of the weight and tokenizer files: equal files, equal digest.
+
+    with_tokenizer False: the weight file holds it. Then the name does not count, since a client may choose it.
 
     It guards against a wrong deployment, not against an attacker; half a gigabyte takes a fraction of a second.
     """
     digest = xxhash.xxh3_128()
-    for name in [*sorted(shards), *TOKENIZER_FILES]:
+    for name in [*sorted(shards), *(TOKENIZER_FILES if with_tokenizer else ())]:
         path = directory / name
         if not path.exists():
             continue
-        digest.update(f"{name}:{path.stat().st_size}:".encode())
+        digest.update(f"{name if with_tokenizer else ''}:{path.stat().st_size}:".encode())
         with path.open("rb") as file:
             while block := file.read(HASH_BLOCK_BYTES):
                 digest.update(block)

@@ -24,14 +24,16 @@ QWEN3_HEAD_DIM = 128  # transformers' default; the others derive it from the hid
 
 @dataclass(frozen=True)
 class Rope:
-    """Rotary embedding. kind "linear" uses factor; "llama3" uses all fields (lengths in tokens)."""
+    """Rotary embedding. kind "linear" uses factor, "factors" divides each frequency by its own (only GGUF states
+    them); "llama3" uses all the others (lengths in tokens)."""
 
     theta: float = 10000.0
-    kind: Literal["default", "linear", "llama3"] = "default"
+    kind: Literal["default", "linear", "llama3", "factors"] = "default"
     factor: float = 1.0
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_max_position: int = 8192
+    factors: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ def cache_root(cache_dir: Path | str | None = None) -> Path:
 
 
 def resolve_model(name_or_path: str | Path, cache_dir: Path | str | None = None) -> Path:
-    """The directory of a model: "smollm2" (fetched before), "tiny" (made now if need be), or a path."""
+    """The directory or GGUF file of a model: "smollm2" (fetched before), "tiny" (made now if need be), or a path."""
     root = cache_root(cache_dir)
     if str(name_or_path) == "tiny":
         return _once(root, TINY_DIRECTORY, _build_tiny)
@@ -47,9 +47,9 @@ def resolve_model(name_or_path: str | Path, cache_dir: Path | str | None = None)
             raise ConfigError(f"model 'smollm2' is not in {root}: run `pdjax fetch smollm2` first")
         return root / SMOLLM2_DIRECTORY
     path = Path(name_or_path)
-    if not path.is_dir():
+    if not path.is_dir() and not (path.is_file() and path.suffix == ".gguf"):
         raise ConfigError(
-            f"model {str(name_or_path)!r} is neither a directory nor one of 'smollm2' and 'tiny'"
+            f"model {str(name_or_path)!r} is neither a directory, a .gguf file nor one of 'smollm2' and 'tiny'"
         )
     return path
 
@@ -67,6 +67,20 @@ def fetch_smollm2(cache_dir: Path | str | None = None, progress: Callable[[str],
         progress(f"done: {directory.parent / SMOLLM2_DIRECTORY}")
 
     return _once(cache_root(cache_dir), SMOLLM2_DIRECTORY, build)
+
+
+def tokenizer_directory(path: Path, digest: str, cache_dir: Path | str | None = None) -> Path:
+    """Where a router finds the tokenizer of a model: its directory, or for a GGUF file one made for it in the cache."""
+    if path.is_dir():
+        return path
+
+    def build(directory: Path) -> None:
+        from pdjax.model.gguf_convert import write_tokenizer
+        from pdjax.model.gguf_header import read_header
+
+        write_tokenizer(read_header(path).fields, path, directory)
+
+    return _once(cache_root(cache_dir), f"tokenizer-{digest}", build)
 
 
 def _once(root: Path, name: str, build: Build) -> Path:

@@ -25,6 +25,8 @@ def rope_frequencies(head_dim: int, rope: Rope) -> np.ndarray:
     inv = 1.0 / rope.theta ** (np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
     if rope.kind == "linear":
         inv = inv / rope.factor
+    elif rope.kind == "factors":
+        inv = inv / np.array(rope.factors)
     elif rope.kind == "llama3":
         wavelength = 2 * np.pi / inv
         low = rope.original_max_position / rope.low_freq_factor

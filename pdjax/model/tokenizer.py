@@ -7,6 +7,7 @@ half a character. Must never import JAX.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -18,9 +19,23 @@ from tokenizers import Tokenizer as HFTokenizer
 
 from pdjax.core.errors import ConfigError
 from pdjax.model.config import read_config, read_json
+from pdjax.model.gguf_header import read_header
+from pdjax.model.gguf_model import gguf_config
+from pdjax.model.gguf_tokenizer import eos_ids, make_tokenizer, tokenizer_settings
 from pdjax.model.grammar import JsonGrammar, JsonGrammars
 
 REPLACEMENT = "�"  # what a decoder writes for bytes that are no character (yet)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a tokenizer is made of, wherever it was read from. settings: as in tokenizer_config.json."""
+
+    tokenizer: HFTokenizer
+    vocab_size: int
+    eos_ids: frozenset[int]
+    settings: dict[str, Any]
+    template: str | None
 
 
 class ChatError(ValueError):
@@ -28,32 +43,29 @@ class ChatError(ValueError):
 
 
 class Tokenizer:
-    """Tokens of one model directory. Thread-safe: nothing changes after the constructor.
+    """Tokens of one model directory or GGUF file. Thread-safe: nothing changes after the constructor.
 
     eos_ids: tokens that end a generation. vocab_size: the model's; ids at or above it do not exist.
     """
 
-    def __init__(self, directory: Path) -> None:
-        path = directory / "tokenizer.json"
-        if not path.exists():
-            raise ConfigError(f"{path} is missing: give a directory with a tokenizer")
-        try:
-            self._hf = HFTokenizer.from_file(str(path))
-        except Exception as error:  # the library raises bare Exception
-            raise ConfigError(f"{path} cannot be read: {error}") from None
-        settings = _optional(directory / "tokenizer_config.json")
-        self.vocab_size = read_config(directory).vocab_size
+    def __init__(self, path: Path) -> None:
+        parts = _parts_of_file(path) if path.is_file() else _parts_of_directory(path)
+        self._hf, self.vocab_size, self.eos_ids, settings = (
+            parts.tokenizer,
+            parts.vocab_size,
+            parts.eos_ids,
+            parts.settings,
+        )
         if self._hf.get_vocab_size() > self.vocab_size:
             raise ConfigError(
-                f"{path} has {self._hf.get_vocab_size()} tokens but the model knows {self.vocab_size}: "
-                "tokenizer and weights do not belong together"
+                f"{path} has a tokenizer with {self._hf.get_vocab_size()} tokens but the model knows "
+                f"{self.vocab_size}: tokenizer and weights do not belong together"
             )
-        self.eos_ids = self._eos(directory, settings)
         self._grammars = JsonGrammars(self._hf.to_str, self.vocab_size, self.eos_ids)
         self._special = {
             name: _token_text(settings[name]) for name in ("bos_token", "eos_token") if settings.get(name)
         }
-        self._template = _compile(_template_text(directory, settings), directory)
+        self._template = _compile(parts.template, path)
 
     def encode(self, text: str) -> list[int]:
         """Tokens of a raw prompt, with whatever the tokenizer itself puts around a text (often nothing)."""
@@ -91,15 +103,6 @@ class Tokenizer:
         """What a text that follows the JSON schema may look like, token by token. Raises grammar.GrammarError."""
         return self._grammars.compile(schema)
 
-    def _eos(self, directory: Path, settings: dict[str, Any]) -> frozenset[int]:
-        """From generation_config.json, else config.json, else the eos token of tokenizer_config.json."""
-        for name in ("generation_config.json", "config.json"):
-            ids = _optional(directory / name).get("eos_token_id")
-            if ids is not None:
-                return frozenset(ids if isinstance(ids, list) else [ids])
-        eos = self._hf.token_to_id(_token_text(settings["eos_token"])) if settings.get("eos_token") else None
-        return frozenset() if eos is None else frozenset([eos])
-
 
 class Detokenizer:
     """Text of one growing token sequence, in pieces that join to exactly ``decode`` of the whole."""
@@ -132,6 +135,45 @@ class Detokenizer:
         piece = text[self._emitted : stop]
         self._emitted = max(self._emitted, stop)
         return piece
+
+
+def _parts_of_directory(directory: Path) -> Parts:
+    path = directory / "tokenizer.json"
+    if not path.exists():
+        raise ConfigError(f"{path} is missing: give a directory with a tokenizer")
+    try:
+        tokenizer = HFTokenizer.from_file(str(path))
+    except Exception as error:  # the library raises bare Exception
+        raise ConfigError(f"{path} cannot be read: {error}") from None
+    settings = _optional(directory / "tokenizer_config.json")
+    return Parts(
+        tokenizer,
+        read_config(directory).vocab_size,
+        _eos(tokenizer, directory, settings),
+        settings,
+        _template_text(directory, settings),
+    )
+
+
+def _parts_of_file(path: Path) -> Parts:
+    """From a GGUF file: its header holds all of it."""
+    header = read_header(path)
+    cfg, _ = gguf_config(header, path)
+    settings = tokenizer_settings(header.fields)
+    ends = frozenset(eos_ids(header.fields))
+    return Parts(
+        make_tokenizer(header.fields, path), cfg.vocab_size, ends, settings, settings["chat_template"]
+    )
+
+
+def _eos(tokenizer: HFTokenizer, directory: Path, settings: dict[str, Any]) -> frozenset[int]:
+    """From generation_config.json, else config.json, else the eos token of tokenizer_config.json."""
+    for name in ("generation_config.json", "config.json"):
+        ids = _optional(directory / name).get("eos_token_id")
+        if ids is not None:
+            return frozenset(ids if isinstance(ids, list) else [ids])
+    eos = tokenizer.token_to_id(_token_text(settings["eos_token"])) if settings.get("eos_token") else None
+    return frozenset() if eos is None else frozenset([eos])
 
 
 def _optional(path: Path) -> dict[str, Any]:

@@ -47,7 +47,9 @@ def _secret(flag: str, path: str) -> bytes:
 class ServeArgs:
     """``check()`` before use. Sizes are tokens or pages; settings holds every timer and limit of the hand-off."""
 
-    model: str = arg("model", 'a Hugging Face directory, or "smollm2" (pdjax fetch smollm2), or "tiny"')
+    model: str = arg(
+        "model", 'a Hugging Face directory or a .gguf file, or "smollm2" (pdjax fetch smollm2), or "tiny"'
+    )
     host: str = arg(
         "host", "address to listen on; in PD mode the one that peers and the router reach", "127.0.0.1"
     )

@@ -30,7 +30,7 @@ from pdjax.engine.jax_transfer.servers import TRANSFER_SIZE, TRANSPORT_ADDRESSES
 from pdjax.engine.jax_transfer.transport import JaxTransferKVEngine
 from pdjax.engine.manager import Ports
 from pdjax.model.checkpoint import load_model
-from pdjax.model.fetch import cache_root, resolve_model
+from pdjax.model.fetch import cache_root, resolve_model, tokenizer_directory
 from pdjax.model.runner import JaxRunner, RunnerSettings, resolve_dtype
 from pdjax.model.tokenizer import Tokenizer
 from pdjax.sched.factory import make_scheduler
@@ -62,8 +62,8 @@ class Model:
 
 def load(args: ServeArgs) -> Model:
     """Read model and tokenizer, make the pools. Raises ConfigError."""
-    directory = resolve_model(args.model)
-    tokenizer = Tokenizer(directory)
+    path = resolve_model(args.model)
+    tokenizer = Tokenizer(path)
     settings = RunnerSettings(
         num_pages=args.num_pages,
         page_size=args.page_size,
@@ -74,9 +74,10 @@ def load(args: ServeArgs) -> Model:
         verify=args.verify,
         compilation_cache=str(cache_root() / "compiled"),
     )
-    loaded = load_model(directory, dtype=resolve_dtype(settings.dtype))
+    loaded = load_model(path, dtype=resolve_dtype(settings.dtype))
     runner = JaxRunner(loaded, settings)
     name = args.served_model_name or args.model
+    directory = tokenizer_directory(path, loaded.digest)
     info = {
         # The directory, not the name: the rust router looks for the tokenizer there, and else far away.
         "model_path": str(directory),

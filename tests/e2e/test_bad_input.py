@@ -164,3 +164,10 @@ def test_abort_request_ends_it_on_both_sides(fleet):
         ended = d.result()
     assert "abort" in ended.text
     fleet.await_free(within_s=10)
+
+
+def test_a_broken_gguf_file_is_one_line_and_exit_code_2(tmp_path):
+    (tmp_path / "m.gguf").write_bytes(b"GGUF" + b"\3\0\0\0" + b"\xff" * 16)
+    ended = serve("--model", str(tmp_path / "m.gguf"), "--port", "0")
+    assert ended.returncode == 2 and "Traceback" not in ended.stderr, ended.stderr
+    assert "cannot be read as GGUF" in ended.stderr

@@ -25,7 +25,7 @@ def test_names_and_paths_are_resolved(tmp_path: Path, tiny_dir: Path) -> None:
     )
     with pytest.raises(ConfigError, match=r"run `pdjax fetch smollm2` first"):
         resolve_model("smollm2", tmp_path)
-    with pytest.raises(ConfigError, match="'gpt5' is neither a directory nor one of"):
+    with pytest.raises(ConfigError, match=r"'gpt5' is neither a directory, a \.gguf file nor one of"):
         resolve_model("gpt5", tmp_path)
 
 

@@ -111,7 +111,7 @@ def test_end_tokens_come_from_the_nearest_file(tmp_path: Path) -> None:
 def test_bad_files_are_named(tmp_path: Path) -> None:
     make_tiny_model(tmp_path)
     edit(tmp_path / "config.json", vocab_size=500)
-    with pytest.raises(ConfigError, match="has 512 tokens but the model knows 500"):
+    with pytest.raises(ConfigError, match="has a tokenizer with 512 tokens but the model knows 500"):
         Tokenizer(tmp_path)
     edit(tmp_path / "config.json", vocab_size=600)
     assert Tokenizer(tmp_path).vocab_size == 600, "a padded embedding is common"
