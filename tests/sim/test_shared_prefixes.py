@@ -13,6 +13,7 @@ from pdjax.sim import mutate
 from pdjax.sim.draw import draw
 from pdjax.sim.replay import Run
 from pdjax.sim.trace_file import parse
+from pdjax.sim.view.ladder import rows_of
 
 EVENTS = 3000  # more than a whole run has
 TRACES = Path(__file__).parents[1] / "traces"
@@ -49,12 +50,20 @@ def test_how_much_is_served_from_the_cache(name, cached):
     result, found, scheduler = run_out(raw)
     assert result.ok, (result.broken, result.mismatches)
     assert found == {rid: {n} for rid, n in cached.items()}
+    assert result.coverage["moments"].get("prefix_shared")
     cache = scheduler.cache
     assert cache.flush() > 0 and cache.allocator.free_pages == cache.capacity()
     raw["world"]["flags"]["disable-radix-cache"] = True
     off, found, _ = run_out(raw)
     assert off.ok and set().union(*found.values()) == {0}
     assert {k: o.tokens for k, o in off.outcomes.items()} == {k: o.tokens for k, o in result.outcomes.items()}
+
+
+def test_the_ladder_tells_what_is_read_kept_and_dropped():
+    result, _, _ = run_out(trace("prefix-in-a-pool-that-cannot-keep-it"))
+    told = [text for row in rows_of(result) for text in row.cells.get("p0", ())]
+    for words in ("cache keeps 10 pages", "reads 8 pages", "cache drops 9 pages"):
+        assert words in told, told
 
 
 def uncounted(old):

@@ -94,6 +94,8 @@ class Monitor:
             "started": self._started,
             "sent": self.sometimes.sent,
             "evicted": self.sometimes.evicted,
+            "pages_shared": self.sometimes.shared,
+            "pages_freed": self.sometimes.freed,
         }
         self._next_look = 0.0
         self._frozen: dict[str, float] = {}

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pdjax.core import transitions as t
+from pdjax.core.trace import CACHE_TOKEN
 from pdjax.sim.properties.base import ENDED, Context, LifeTrack, Track
 
 MOMENTS: dict[str, str] = {
@@ -41,9 +42,12 @@ MOMENTS: dict[str, str] = {
     "client_abort": "a client ended its own request",
     "second_leg_refused": "a duplicate leg was refused",
     "drained": "a node left",
+    "prefix_shared": "a prompt read pages that the prefill of another one wrote",
+    "prefix_evicted": "the prefix cache gave pages up for a prompt",
 }
 LETTER = {name: letter for letter, n in t.LETTERS.items() for name in (t.STATE_NAMES[n],)}
 SENT_ONCE = 1
+CACHE = str(CACHE_TOKEN)
 
 
 class Sometimes:
@@ -78,6 +82,14 @@ class Sometimes:
         node = self.ctx.world.nodes.get(line.get("instance", ""))
         if node is not None and node.manager.draining:
             self._met("drained")
+
+    def shared(self, life: LifeTrack, line: dict[str, Any]) -> None:
+        if line["token"] != CACHE:
+            self._met("prefix_shared")
+
+    def freed(self, life: LifeTrack, line: dict[str, Any]) -> None:
+        if line["token"] == CACHE:
+            self._met("prefix_evicted")
 
     # ---------------------------------------------------------------- events of the table
 

@@ -15,7 +15,8 @@ from pdjax.core.wire import MAX_ROOM
 
 LETTER = {t.STATE_NAMES[value]: letter for letter, value in t.LETTERS.items()}
 WORLD = "sim"  # the column of what is done to the world
-_PAGES = {"pages_taken": "+", "pages_shared": "shares ", "pages_freed": "−"}
+_PAGES = {"pages_taken": "+", "pages_shared": "reads ", "pages_freed": "−"}
+_CACHE_PAGES = {"pages_shared": "cache keeps ", "pages_freed": "cache drops "}
 QUIET = frozenset(
     {"started", "listed", "admitted", "prefilled", "peer_known", "success", "failed", "draining"}
 )
@@ -80,8 +81,8 @@ class Story:
         if event in ("sent", "delivered"):
             return self._message(line, node, event) if self.messages else None
         if event in _PAGES:
-            what = "cache " if line["token"] == str(CACHE_TOKEN) else ""
-            return node, f"{what}{_PAGES[event]}{len(line['pages'])} pages", False
+            words = _CACHE_PAGES if line["token"] == str(CACHE_TOKEN) else _PAGES
+            return node, f"{words[event]}{len(line['pages'])} pages", False
         if event == "finished":
             reason = f" {line['reason']}" if line.get("reason") else ""
             return node, f"{line['rid']}: {line['outcome']}{reason}", line["outcome"] != "ok"
