@@ -17,7 +17,7 @@ from typing import Any
 from bench_common import machine, make_table
 from rich.console import Console
 
-BENCHMARKS = ("pages", "handoff", "turn_time", "memory", "registry", "serving", "sim_rate")
+BENCHMARKS = ("pages", "handoff", "turn_time", "memory", "registry", "shared_prefix", "serving", "sim_rate")
 LIMIT_S = 600.0  # of one benchmark
 HERE = Path(__file__).parent
 

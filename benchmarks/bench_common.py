@@ -21,6 +21,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from pdjax.core.errors import ConfigError
+from pdjax.model.fetch import resolve_model
+
 PACKAGES = ("jax", "jaxlib", "numpy", "pyzmq", "uvicorn", "sglang-router")
 
 
@@ -126,6 +129,17 @@ def _version(name: str) -> str:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return "not installed"
+
+
+def model_name(quick: bool) -> str:
+    """SmolLM2 where it was fetched, else the tiny model."""
+    if quick:
+        return "tiny"
+    try:
+        resolve_model("smollm2")
+    except ConfigError:
+        return "tiny"
+    return "smollm2"
 
 
 def parse(doc: str | None, argv: Sequence[str] | None = None) -> argparse.Namespace:

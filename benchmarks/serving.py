@@ -13,14 +13,12 @@ import statistics
 from collections import defaultdict
 from collections.abc import Callable
 
-from bench_common import Report, finish, parse
+from bench_common import Report, finish, model_name, parse
 from bench_fleet import QUICK_SIZES, PairRun, TimedFleet
 
 from pdjax.bench.client import Load, Outcome, Run
 from pdjax.bench.dialects import Generate
 from pdjax.bench.workload import Job, synthetic
-from pdjax.core.errors import ConfigError
-from pdjax.model.fetch import resolve_model
 from pdjax.serve.local import Plan
 
 CONCURRENT, QUICK_CONCURRENT = (1, 4, 16), (1, 2)
@@ -29,16 +27,6 @@ LENGTHS, QUICK_LENGTHS = (96, 12), (12, 3)  # tokens in and out
 SIZES = ("--context-length", "512", "--num-pages", "600", "--chunked-prefill-size", "128")
 TIMEOUT_S = 300.0
 PLAIN, PAIR, ROUTED = "ordinary server", "PD, no router", "PD, rust router"
-
-
-def model_name(quick: bool) -> str:
-    if quick:
-        return "tiny"
-    try:
-        resolve_model("smollm2")
-    except ConfigError:
-        return "tiny"
-    return "smollm2"
 
 
 def measure(run: Run, jobs: list[Job]) -> list[Outcome]:
