@@ -1,6 +1,7 @@
 """The pure registry: lives, time to live, bounds, compatibility (RFC-2 §5.3, protocol §3; S5, S8, S12, V6)."""
 
 import dataclasses
+import random
 
 import msgspec
 import pytest
@@ -189,3 +190,27 @@ def test_a_listing_is_a_value_that_later_changes_do_not_touch():
     assert listed.seat.epoch == 7
     with pytest.raises(dataclasses.FrozenInstanceError):
         listed.reason = "x"
+
+
+def test_peers_are_what_the_list_says_after_any_sequence():
+    """The counts that every heartbeat reads, against a look at each seat."""
+    rng = random.Random(5)
+    other = msgspec.structs.replace(FP, weights="another")
+    registry, now = Registry(ttl_s=10, max_entries=12), 0.0
+    seen = set()
+    for epoch in range(1, 2000):
+        now += rng.random()
+        role, name = rng.choice(["prefill", "decode"]), f"i{rng.randrange(8)}"
+        known = registry._held.get(Key(role, name))
+        if known is not None and rng.random() < 0.3:
+            registry.remove(Key(role, name), known.seat.epoch)
+        else:
+            life = known.seat.epoch if known is not None and rng.random() < 0.3 else epoch
+            registry.register(payload(name, life, role, rng.choice([FP, FP, other])), now)
+        for asker in (None, FP.hash, parse_print(other), "of nobody"):
+            listed = registry.list("prefill", now, asker)
+            right = {x.seat.key.instance_id: x.reason for x in listed if x.reason is not None}
+            assert registry.peers("prefill", now, asker) == (len(listed) - len(right), right)
+            seen.add((bool(right), len(listed) > len(right)))
+    assert len(seen) == 4 and registry.counters["expired"] > 100, "every mixture was met"
+    assert set(registry._kinds.values()) >= {1} and all(n > 0 for n in registry._kinds.values())

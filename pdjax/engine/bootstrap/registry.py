@@ -224,6 +224,7 @@ class Registry:
         # Smallest epoch that a vacated seat still accepts, and until when: a delayed message of a life that has
         # left must not list it again (S5). After that the TTL bounds the harm.
         self._floor: dict[Key, tuple[int, float]] = {}
+        self._kinds: Counter[tuple[str, str]] = Counter()  # (role, fingerprint hash) → seats held
         self._now = 0.0
         # Before this time nothing can expire: a beat only moves that on, and what is added lives for a whole TTL.
         self._calm_until = float("-inf")
@@ -246,6 +247,9 @@ class Registry:
             self.counters["full"] += 1
             return "full"
         self._floor.pop(seat.key, None)
+        if held is not None:
+            self._count(held.seat, -1)
+        self._count(seat, 1)
         self._held[seat.key] = _Held(seat, now)
         if held is None:
             return "new"
@@ -292,11 +296,33 @@ class Registry:
         return late
 
     def _vacate(self, key: Key, floor: int) -> None:
-        del self._held[key]
+        self._count(self._held.pop(key).seat, -1)
         self._floor.pop(key, None)
         while len(self._floor) >= self.max_entries:
             del self._floor[next(iter(self._floor))]
         self._floor[key] = (floor, self._now + self.ttl_s)
+
+    def _count(self, seat: Seat, n: int) -> None:
+        kind = seat.key.role, seat.fingerprint.hash
+        self._kinds[kind] += n
+        if not self._kinds[kind]:
+            del self._kinds[kind]
+
+    def peers(self, role: str, now: float, fingerprint: Print | str | None) -> tuple[int, dict[str, str]]:
+        """How many seats of a role fit the asker, and why each other one does not.
+
+        Every heartbeat asks, so where all fit it does not look at each seat (docs/performance.md).
+        """
+        self.sweep(now)
+        asker = self._asker(fingerprint)
+        total = sum(n for (held_role, _), n in self._kinds.items() if held_role == role)
+        fitting = total if asker is None else self._kinds[role, asker.hash]
+        if fitting == total:
+            return total, {}
+        seats = self.list(role, now, asker)
+        return fitting, {
+            listed.seat.key.instance_id: listed.reason for listed in seats if listed.reason is not None
+        }
 
     def route(
         self,

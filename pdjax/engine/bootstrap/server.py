@@ -64,13 +64,8 @@ def _role(request: Request) -> str:
 
 def _peers(registry: Registry, key: Key, now: float, fingerprint: Print | str | None) -> dict[str, Any]:
     """What the other role looks like to this instance, so that it can say whether it is ready (design: Bootstrap)."""
-    seats = registry.list(OTHER_ROLE[key.role], now, fingerprint)
-    return {
-        "compatible": sum(listed.reason is None for listed in seats),
-        "rejected": {
-            listed.seat.key.instance_id: listed.reason for listed in seats if listed.reason is not None
-        },
-    }
+    compatible, rejected = registry.peers(OTHER_ROLE[key.role], now, fingerprint)
+    return {"compatible": compatible, "rejected": rejected}
 
 
 def build_app(registry: Registry, clock: Callable[[], float] = time.monotonic) -> FastAPI:
