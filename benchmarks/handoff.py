@@ -64,6 +64,7 @@ class RoundTrips:
         ours, theirs = context.Pipe()
         self.process = context.Process(target=echo, args=(theirs,), daemon=True)
         self.process.start()
+        theirs.close()  # so that a child that dies is noticed
         zmq_port, tcp_port = ours.recv()
         self.requester = zmq.Context.instance().socket(zmq.REQ)
         self.requester.connect(f"tcp://{HOST}:{zmq_port}")

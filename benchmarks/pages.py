@@ -2,7 +2,9 @@
 
 Two processes, the shapes of facts/throughput (30 layers × [pages, 16, 384] float32, random page ids). Each round takes
 every way once, in a new order; figures are ratios to the bare pull of the same round's 30 arrays. Our clock starts
-when P's pool holds the KV and stops when D's pool holds it; the bare pull has neither gather nor scatter.
+when P's pool holds the KV and stops when D's pool holds it; the bare pull has neither gather nor scatter. Core time
+is that of both processes together: it says what a way costs where other work waits for the cores, and a busy machine
+disturbs it less.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -105,6 +108,9 @@ class Prefill:
         self.server.await_pull(uuid, self.arrays)
         self.pipe.send("registered")
 
+    def core_time(self) -> None:
+        self.pipe.send(time.process_time())
+
     def tcp(self) -> None:
         assert self.stream is not None
         assert self.stream.recv(1) == b"g"
@@ -165,6 +171,11 @@ class Decode:
         self.source = np.ones(self.n_bytes, np.uint8)
         self.target = np.zeros(self.n_bytes, np.uint8)
         self.phases.clear()
+
+    def core_s(self) -> float:
+        """Core time that both processes have used so far."""
+        self.pipe.send(("core_time",))
+        return float(self.pipe.recv()) + time.process_time()
 
     def bare(self) -> float:
         self.next_id += 1
@@ -235,8 +246,24 @@ class Decode:
             half.stop()
 
 
-def measure(decode: Decode, n_pages: int, rounds: int) -> dict[str, list[float]]:
-    """Seconds of each way, interleaved."""
+@dataclass
+class Taken:
+    """Seconds of each repetition of one way: by the clock, and of both processes' cores."""
+
+    wall: list[float] = field(default_factory=list)
+    core: list[float] = field(default_factory=list)
+
+    @property
+    def wall_s(self) -> float:
+        return statistics.median(self.wall)
+
+    @property
+    def core_s(self) -> float:
+        return statistics.median(self.core)
+
+
+def measure(decode: Decode, n_pages: int, rounds: int) -> dict[str, Taken]:
+    """Way → what it took, interleaved."""
     ways: dict[str, Callable[[], float]] = {
         "bare pull": decode.bare,
         "pdjax, checksums off": lambda: decode.move("off"),
@@ -245,37 +272,54 @@ def measure(decode: Decode, n_pages: int, rounds: int) -> dict[str, list[float]]
         "memcpy": decode.memcpy,
     }
     decode.size(n_pages)
-    taken: dict[str, list[float]] = defaultdict(list)
+    taken = {name: Taken() for name in ways}
     for i in range(rounds + WARM_ROUNDS):
         names = list(ways)
         decode.rng.shuffle(names)
         for name in names:
+            before = decode.core_s()
             seconds = ways[name]()
             if i >= WARM_ROUNDS:
-                taken[name].append(seconds)
+                taken[name].wall.append(seconds)
+                taken[name].core.append(decode.core_s() - before)
     for name in decode.phases:
         decode.phases[name] = decode.phases[name][WARM_ROUNDS:]
     return taken
 
 
-def summarise(report: Report, decode: Decode, n_pages: int, taken: dict[str, list[float]]) -> None:
-    median = {name: statistics.median(seconds) for name, seconds in taken.items()}
-    bare = median["bare pull"]
+def summarise(report: Report, decode: Decode, n_pages: int, taken: dict[str, Taken]) -> None:
+    bare = taken["bare pull"]
     size = f"{n_pages * PAGE_BYTES / 1e6:.1f} MB"
     report.table(
-        f"{size}: {n_pages} pages, {len(taken['bare pull'])} rounds",
-        ("way", "median ms", "fastest", "slowest", "of bare pull"),
+        f"{size}: {n_pages} pages, {len(bare.wall)} rounds",
+        ("way", "median ms", "fastest", "slowest", "of bare pull", "core ms", "of bare pull"),
         [
-            (name, m * 1e3, min(taken[name]) * 1e3, max(taken[name]) * 1e3, m / bare)
-            for name, m in median.items()
+            (
+                name,
+                *(s * 1e3 for s in (one.wall_s, min(one.wall), max(one.wall))),
+                one.wall_s / bare.wall_s,
+                one.core_s * 1e3,
+                one.core_s / bare.core_s,
+            )
+            for name, one in taken.items()
         ],
     )
     rows = [(name, statistics.median(seconds) * 1e3) for name, seconds in decode.phases.items()]
     report.table(f"{size}: where it goes", ("phase", "median ms"), rows)
     for name, goal in (("off", GOALS.get(n_pages)), ("on", None)):
-        seconds = median[f"pdjax, checksums {name}"]
-        beside = f"bare pull {bare * 1e3:.3g} ms, ours {seconds * 1e3:.3g} ms"
-        report.add(f"pages to pages, {size}, checksums {name}", seconds / bare, "× bare pull", beside, goal)
+        ours = taken[f"pdjax, checksums {name}"]
+        beside = f"bare pull {bare.wall_s * 1e3:.3g} ms, ours {ours.wall_s * 1e3:.3g} ms"
+        report.add(
+            f"pages to pages, {size}, checksums {name}",
+            ours.wall_s / bare.wall_s,
+            "× bare pull",
+            beside,
+            goal,
+        )
+        beside = f"bare pull {bare.core_s * 1e3:.3g} ms, ours {ours.core_s * 1e3:.3g} ms"
+        report.add(
+            f"core time of it, {size}, checksums {name}", ours.core_s / bare.core_s, "× bare pull", beside
+        )
 
 
 def main() -> None:
@@ -289,6 +333,7 @@ def main() -> None:
     ours, theirs = context.Pipe()
     child = context.Process(target=prefill_main, args=(theirs, registry.port, num_pages), daemon=True)
     child.start()
+    theirs.close()  # so that a child that dies is noticed
     decode = Decode(ours, registry.port, num_pages)
     report = Report("pages", args.quick)
     for n_pages, rounds in sizes.items():
