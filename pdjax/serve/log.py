@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any, TextIO
 
@@ -24,11 +24,11 @@ FIELDS = frozenset(
     (
         *("rid", "room", "role", "status", "reason", "message", "peer", "count"),
         *("prompt_tokens", "completion_tokens", "cached_tokens", "finish", "stream", "times", "seconds"),
-        *("url", "zmq", "instance_id", "epoch", "model"),
+        *("url", "zmq", "instance_id", "epoch", "model", "source", "target", "cause"),
     )
 )
 # An event that is not here is "info".
-LEVEL_OF = {"refused": "warning", "failed": "warning", "router_unreachable": "warning"}
+LEVEL_OF = {"moved": "debug", "refused": "warning", "failed": "warning", "router_unreachable": "warning"}
 _PLAIN = re.compile(r"[^\s\"=]+")
 
 
@@ -89,6 +89,23 @@ def _as_text(now: float, level: str, event: str, fields: Mapping[str, Any]) -> s
 def _value(value: Any) -> str:
     text = str(value)
     return text if _PLAIN.fullmatch(text) and text.isprintable() else json.dumps(text)
+
+
+def hand_off_tap(log: ServerLog) -> Callable[[dict[str, Any]], None] | None:
+    """For ``EventLog``: each move of a room between two states as a line, at debug; None at a higher level.
+
+    The whole event log is a file of its own (--disaggregation-trace); this is for a person who reads along.
+    """
+    if log.level != "debug":
+        return None
+
+    def tap(record: dict[str, Any]) -> None:
+        if record.get("from") == record.get("to"):
+            return
+        told = {name: record.get(name) for name in ("room", "role", "peer", "reason")}
+        log.event("moved", source=record["from"], target=record["to"], cause=record["event"], **told)
+
+    return tap
 
 
 class _Handler(logging.Handler):

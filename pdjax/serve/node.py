@@ -39,6 +39,7 @@ from pdjax.sched.scheduler import SchedulerConfig
 from pdjax.serve.args import ServeArgs
 from pdjax.serve.engine_api import Role
 from pdjax.serve.engine_api import Tokenizer as EngineTokenizer
+from pdjax.serve.log import ServerLog, hand_off_tap
 from pdjax.serve.node_view import numbers_of, rooms_of
 from pdjax.serve.numbers import Numbers
 from pdjax.serve.router_member import RouterMember
@@ -104,8 +105,11 @@ def own_fingerprint(args: ServeArgs) -> Fingerprint:
 class Node:
     """Implements serve.engine_api.Engine. ``start`` once; ``stop`` once."""
 
-    def __init__(self, args: ServeArgs, model: Model, serving_url: str) -> None:
+    def __init__(
+        self, args: ServeArgs, model: Model, serving_url: str, server_log: ServerLog | None = None
+    ) -> None:
         self.args = args
+        self._tap = hand_off_tap(server_log) if server_log is not None else None
         self.role: Role = args.disaggregation_mode
         self.tokenizer: EngineTokenizer = model.tokenizer
         self.context_length = model.runner.context_tokens
@@ -176,7 +180,7 @@ class Node:
             epoch=self.epoch,
             budget_bytes=settings.unpulled_budget_bytes or pool_bytes // 4,
             secret=args.secret(),
-            log=EventLog(self.instance_id, self.epoch, clock, self._open_trace()),
+            log=EventLog(self.instance_id, self.epoch, clock, self._open_trace(), self._tap),
             on_event=self._wake.set,
         )
         self._registration = registration(
@@ -184,9 +188,9 @@ class Node:
         )
 
     def _open_trace(self) -> Callable[[bytes], object] | None:
-        """A directory gets one file for each life, named after it."""
+        """A directory gets one file for each life, named after it. Without a file the lines are only tapped."""
         if not self.args.trace:
-            return None
+            return None if self._tap is None else len
         path = Path(self.args.trace)
         if path.is_dir():
             path /= f"{self.instance_id}-{self.epoch}.ndjson"

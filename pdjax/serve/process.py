@@ -43,7 +43,7 @@ def run_server(args: ServeArgs) -> int:
         args = args.at_registry(args.host, bootstrap.port)
     url = url_of(sock)
     server_log.event("loading", model=args.model, url=url)  # it takes a while, and an operator waits
-    node = Node(args, load(args), url)
+    node = Node(args, load(args), url, server_log)
     done = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda signum, frame: _on_signal(done, signum, frame))

@@ -113,8 +113,8 @@ class Spans:
         parent = Context()
         if one.traceparent is not None:
             parent = self._propagator.extract({"traceparent": one.traceparent}, context=parent)
-        if one.room is not None:
-            self._ids.next_trace_id = trace_of_room(one.room)
+        # Taken when the span has no parent; the next request sets its own.
+        self._ids.next_trace_id = None if one.room is None else trace_of_room(one.room)
         span = self._tracer.start_span(
             f"{self._role} request" if self._role != "null" else "request",
             context=parent,
@@ -122,7 +122,6 @@ class Spans:
             start_time=wall(one.started),
             attributes=self._attributes(one),
         )
-        self._ids.next_trace_id = None  # a parent's was used
         if one.failed:
             span.set_status(Status(StatusCode.ERROR, one.message))
         within = set_span_in_context(span, parent)

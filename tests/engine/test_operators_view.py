@@ -31,6 +31,7 @@ def test_a_room_of_p_from_its_leg_to_the_pull():
     sender = p.create_sender(1)
     assert sender.admit(64)
     assert [w.event for w in only(p).waits_for] == ["kv_ready"] and only(p).held_bytes == 64
+    assert (only(p).age_s, only(p).state_s) == (2, 0), "since its leg, and since it is admitted"
 
     d.claim(leg(1))
     world.run(p, d, seconds=0.2)
@@ -156,3 +157,13 @@ def test_a_histogram_counts_a_bound_as_inside():
     for value in (0.5, 1.0, 1.5, 9.0):
         h.add(value)
     assert h.cumulative() == [("1", 2), ("2", 3), ("+Inf", 4)] and (h.count, h.total) == (4, 12.0)
+
+
+def test_a_row_that_stays_is_no_move():
+    world = World()
+    d = world.manager("decode", "d0")
+    world.p.claim(leg(1))
+    d.claim(leg(1))
+    world.run(d, world.p, seconds=3)  # hellos that bind and renew
+    assert world.p.rooms[1].peer == "d0"
+    assert list(world.p.tally.moves()) == [("Absent", "Bootstrapping", 1)]

@@ -1,5 +1,7 @@
 """A real P and a real D as operators see them, on the tiny model and with their schedulers stepped by the test."""
 
+import dataclasses
+import io
 import json
 
 import pytest
@@ -8,6 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from pdjax.core import transitions as t
 from pdjax.sched.request import Request, SamplingParams
 from pdjax.serve.args import ServeArgs
+from pdjax.serve.log import ServerLog
 from pdjax.serve.metrics import Exposition
 from pdjax.serve.node import Node, load
 from pdjax.serve.request_stats import RequestStats
@@ -97,6 +100,26 @@ def test_the_numbers_of_a_node_are_its_own_counters(nodes):
     node.abort("mine")
     node.scheduler.host_work()
     assert node.numbers().tombstones == before.tombstones + 1
+
+
+def test_at_debug_each_move_of_a_room_is_a_line_with_its_room(monkeypatch):
+    stream = io.StringIO()
+    args = ServeArgs("tiny", num_pages=8, context_length=64, chunked_prefill_size=16, with_bootstrap=True)
+    args = dataclasses.replace(args, disaggregation_mode="prefill")
+    model = load(args)
+    for level, wanted in (
+        ("info", []),
+        ("debug", [("Absent", "Bootstrapping", "leg"), ("Bootstrapping", "WaitingForInput", "admit")]),
+    ):
+        stream.truncate(0)
+        node = Node(args, model, "http://127.0.0.1:3", ServerLog(stream, level=level))
+        submit(node, 9)
+        node.manager.stop(0.0)
+        lines = [json.loads(line) for line in stream.getvalue().strip("\0").splitlines()]
+        assert [(x["source"], x["target"], x["cause"]) for x in lines] == wanted
+        assert all(
+            (x["event"], x["level"], x["room"], x["role"]) == ("moved", "debug", 9, "sender") for x in lines
+        )
 
 
 def test_no_label_of_a_real_node_holds_a_room(nodes):
