@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pdjax.sim.properties.base import ENDED, SLACK_MS, STEP_MS, Context, Decision, Property, Track
-from pdjax.sim.properties.upkeep import EXPIRES, Answers, still_works, wrong_timers
+from pdjax.sim.properties.upkeep import EXPIRES, Answers, is_over, still_works, wrong_timers
 
 
 class V1(Property):
@@ -301,6 +301,9 @@ class V10(Property):
         if not calm or node is None or self.ctx.stopped(line["peer"]):
             return
         lives = ((track.node, track.epoch), (line["peer"], node.manager.log.epoch))
+        there = self.ctx.lives[lives[1]].rooms.get(track.room)
+        if there is not None and is_over(track.attempt, track.node, there):
+            return  # its hellos get no answer
         if not any(self.ctx.set_back(*life) for life in lives):
             self.breach(f"{track}: {line['peer']} lives and counts as silent", line)
 

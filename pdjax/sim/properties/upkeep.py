@@ -119,9 +119,12 @@ class Answers:
                 yield f"{name} does not answer {message} of {peer} about room {room}"
 
 
-def _over(line: dict[str, Any], track: Track | None) -> bool:
-    """A hello of an attempt that is over gets no answer (protocol §4)."""
-    if line["message"] != "hello" or track is None or track.state not in LIVE or track.attempt == "0":
+def is_over(attempt: str, peer: str, there: Track) -> bool:
+    """P's room lives and is bound to a newer attempt, or to another D: it gives no answer to a hello of this one (§4)."""
+    if there.state not in LIVE or there.attempt == "0":
         return False
-    older = int(line["attempt"]) < int(track.attempt)
-    return older or (line["attempt"] == track.attempt and line["peer"] != track.peer)
+    return int(attempt) < int(there.attempt) or (attempt == there.attempt and peer != there.peer)
+
+
+def _over(line: dict[str, Any], track: Track | None) -> bool:
+    return line["message"] == "hello" and track is not None and is_over(line["attempt"], line["peer"], track)
