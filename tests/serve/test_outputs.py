@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 
 import pytest
 from serve_fakes import EOS, PD, frames
@@ -351,3 +352,20 @@ def test_json_is_plain_json(serve):
     server = serve(script=scored('{"a": 1}'))
     body = {"text": "x", "sampling_params": {"json_schema": '{"type": "object"}'}}
     assert json.loads(server.post("/generate", body).json()["text"]) == {"a": 1}
+
+
+def test_a_schema_is_compiled_beside_the_loop(serve):
+    """It may take a second, and other streams must not wait for it."""
+    server = serve()
+    seen = []
+    compiled = server.engine.tokenizer.json_grammar
+
+    def compile_here(schema):
+        seen.append(threading.current_thread())
+        return compiled(schema)
+
+    server.engine.tokenizer.json_grammar = compile_here
+    server.post("/generate", {"text": "x", "sampling_params": {"json_schema": "{}"}})
+    server.post("/generate", {"text": ["x"], "sampling_params": [{"json_schema": "{}"}]})
+    server.post("/v1/completions", {"prompt": "x", "response_format": {"type": "json_object"}})
+    assert len(seen) == 3 and not any(thread.name == "test-http" for thread in seen)
