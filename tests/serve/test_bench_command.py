@@ -1,7 +1,10 @@
 """``pdjax bench`` as a command, against the real HTTP layer with a scripted engine."""
 
+import dataclasses
 import json
 import os
+import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -10,6 +13,7 @@ import time
 import pytest
 from serve_fakes import failed, text_outputs
 
+from pdjax.serve.bench import BenchArgs
 from pdjax.serve.cli import run
 
 TRACE = '{"timestamp": 0, "input_length": 600, "output_length": 9, "hash_ids": [1, 2]}\n'
@@ -105,3 +109,13 @@ def test_an_interrupted_bench_prints_what_it_has(serve, tmp_path):
 def test_the_client_needs_no_jax():
     code = "import sys, pdjax.serve.bench; sys.exit('jax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_page_lists_every_flag_with_its_default_and_meaning():
+    page = (pathlib.Path(__file__).parents[2] / "docs" / "performance.md").read_text()
+    rows = set()
+    for spec in dataclasses.fields(BenchArgs):
+        default = "required" if spec.default is dataclasses.MISSING else spec.default
+        shown = f"{default:g}" if isinstance(default, float) else str(default) or "empty"
+        rows.add(f"| `--{spec.metadata['flag']}` | {shown} | {spec.metadata['doc']} |")
+    assert set(re.findall(r"^\| `--.*$", page, re.M)) == rows
