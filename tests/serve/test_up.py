@@ -94,8 +94,8 @@ def test_requests_pass_the_real_router_to_both_halves(up, router):
         assert len(http.post("/v1/completions", json=two).json()["choices"]) == 2
         streamed = http.post("/v1/chat/completions", json=chat | {"stream": True}).text
         assert streamed.endswith("data: [DONE]\n\n") and '"content":"h"' in streamed
-        bad = http.post("/v1/chat/completions", json=chat | {"top_p": 0.5})
-        assert bad.status_code == 400 and "top_p" in bad.text
+        bad = http.post("/v1/chat/completions", json=chat | {"continue_final_message": True})
+        assert bad.status_code == 400 and "continue_final_message" in bad.text
     halves = [sum(accepted(url) for url in addresses[role]) for role in ("prefill", "decode")]
     assert halves == [7, 7], "each prompt reached exactly one P and one D, and the refused one none"
     one.end()
