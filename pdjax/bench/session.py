@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -67,9 +67,9 @@ async def session(
     return Session(summary(run.outcomes, run.duration_s, bounds), run.outcomes, notes, interrupted)
 
 
-async def _until_interrupted(work: Any) -> bool:
+async def _until_interrupted(work: Coroutine[Any, Any, None]) -> bool:
     """Whether SIGINT ended it."""
-    task = asyncio.ensure_future(work)
+    task = asyncio.create_task(work)
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGINT, task.cancel)
     try:

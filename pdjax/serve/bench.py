@@ -24,6 +24,11 @@ from pdjax.core.errors import ConfigError
 from pdjax.serve.args import arg
 
 APIS = ("generate", "completions")
+DEFAULT_INPUT, DEFAULT_OUTPUT, DEFAULT_CONCURRENCY = (
+    128,
+    32,
+    8,
+)  # what 0 stands for without a trace and a rate
 
 
 @dataclass(frozen=True)
@@ -37,15 +42,21 @@ class BenchArgs:
     model: str = arg("served-model", "model name in OpenAI requests", "default")
     num_requests: int = arg("num-requests", "requests to send; of a trace: at most so many (0: all)", 100)
     concurrency: int = arg(
-        "concurrency", "so many at once, each followed by the next (0: 8; none with a rate)", 0
+        "concurrency",
+        f"so many at once, each followed by the next (0: {DEFAULT_CONCURRENCY}, or no limit with a rate or a trace)",
+        0,
     )
     rate: float = arg("request-rate", "requests a second, at random times (Poisson; 0: by concurrency)", 0.0)
     trace: str = arg(
         "trace", "file of requests in Mooncake's or Azure's format: lengths and times from there", ""
     )
     trace_speed: float = arg("trace-speed", "how many times as fast as recorded", 1.0)
-    input_len: int = arg("input-len", "prompt tokens; of a trace: at most so many (0: as recorded)", 0)
-    output_len: int = arg("output-len", "output tokens; of a trace: at most so many (0: as recorded)", 0)
+    input_len: int = arg(
+        "input-len", f"prompt tokens; of a trace: at most so many (0: {DEFAULT_INPUT}, or as recorded)", 0
+    )
+    output_len: int = arg(
+        "output-len", f"output tokens; of a trace: at most so many (0: {DEFAULT_OUTPUT}, or as recorded)", 0
+    )
     spread: float = arg("length-spread", "lengths are drawn from the last part of this size, 0 to 1", 0.0)
     seed: int = arg("seed", "of lengths, prompts and arrivals", 0)
     vocab_size: int = arg("vocab-size", "token ids are drawn below it", 512)
@@ -106,9 +117,6 @@ class BenchArgs:
         if self.api == "generate":
             return Generate(self.vocab_size, self.seed)
         return Completions(self.model, self.seed)
-
-
-DEFAULT_INPUT, DEFAULT_OUTPUT, DEFAULT_CONCURRENCY = 128, 32, 8
 
 
 def run_bench(args: BenchArgs, more_bounds: Sequence[str]) -> int:

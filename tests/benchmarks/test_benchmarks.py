@@ -67,6 +67,15 @@ def test_a_benchmark_that_fails_leaves_the_others_and_fails_the_summary(
     assert "MISSED" in printed.out and "FAILED" in printed.out
 
 
+def test_a_benchmark_that_is_late_may_end_its_own_processes(runner, monkeypatch, tmp_path):
+    code = "import pathlib, sys, time\ntry: time.sleep(60)\nfinally: pathlib.Path(sys.argv[2] + '.ended').touch()"
+    (tmp_path / "late.py").write_text(code)
+    monkeypatch.setattr(runner, "HERE", tmp_path)
+    monkeypatch.setattr(runner, "LIMIT_S", 3.0)
+    assert runner.run_one("late", tmp_path, quick=False) is None
+    assert (tmp_path / "late.json.ended").exists()
+
+
 def test_an_unknown_benchmark_is_refused(runner, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["all.py", "speed"])
     with pytest.raises(SystemExit, match="2"):
