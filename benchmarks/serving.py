@@ -24,7 +24,7 @@ from pdjax.serve.local import Plan
 CONCURRENT, QUICK_CONCURRENT = (1, 4, 16), (1, 2)
 ROUNDS, QUICK_ROUNDS = 3, 1
 LENGTHS, QUICK_LENGTHS = (96, 12), (12, 3)  # tokens in and out
-SIZES = ("--context-length", "512", "--num-pages", "600", "--chunked-prefill-size", "128")
+SIZES = ("--context-length", "128", "--num-pages", "200", "--chunked-prefill-size", "128")
 TIMEOUT_S = 300.0
 PLAIN, PAIR, ROUTED = "ordinary server", "PD, no router", "PD, rust router"
 
