@@ -66,7 +66,8 @@ class Link:
     def frame(self, me: str, my_epoch: int, now: float, messages: Sequence[AnyMessage]) -> Frame:
         """The next frame to this peer. First contact carries no echo and will be dropped: keep its messages."""
         if messages and not self._stamp_us:
-            self.stash.extend(messages)
+            # A repetition says nothing new: a peer that wakes after a long stop must not get each of them again (S12).
+            self.stash.extend(m for m in messages if m not in self.stash)
             if len(self.stash) > MAX_STASH:
                 self.stash_dropped += len(self.stash) - MAX_STASH
                 del self.stash[:-MAX_STASH]

@@ -62,9 +62,17 @@ def test_a_former_life_of_the_peer_is_refused():
 
 def test_the_stash_is_bounded_and_counted():
     _, to_p = pair()
-    for _ in range(lk.MAX_STASH + 5):
-        to_p.frame("d", 7, 10.0, [MESSAGE])
+    for room in range(lk.MAX_STASH + 5):
+        to_p.frame("d", 7, 10.0, [wire.Unknown(room=room, attempt=2)])
     assert len(to_p.stash) == lk.MAX_STASH and to_p.stash_dropped == 5
+
+
+def test_a_repetition_is_not_stashed_again():
+    """A notice to a peer that is stopped is repeated for as long as it lives; the peer needs it once."""
+    _, to_p = pair()
+    for _ in range(50):
+        to_p.frame("d", 7, 10.0, [MESSAGE])
+    assert to_p.take_stash() == [MESSAGE]
 
 
 def test_a_frame_without_proof_changes_nothing():
