@@ -85,11 +85,12 @@ class Deliver(msgspec.Struct, frozen=True):
 
 
 class Ended(msgspec.Struct, frozen=True):
-    """The scheduler: the room has failed."""
+    """The scheduler: the room has failed. status: what the client is answered."""
 
     room: int
     reason: str
     message: str
+    status: int = 503
 
 
 class BudgetFreed(msgspec.Struct, frozen=True):

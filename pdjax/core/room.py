@@ -82,6 +82,7 @@ class Room:
         self.digest = ""
         self.reason = ""
         self.detail = ""
+        self.status = 503  # of the answer to the client, once the room has failed
         self.row_reason = ""  # of the row being performed
         self.timers: dict[str, float] = {}  # kind → deadline; the driver's heap may hold older ones
 
@@ -133,6 +134,8 @@ class Room:
     def _end_reason(self, ev: Event, row_reason: str) -> tuple[str, str]:
         """The row's reason or the event's own; what the peer said becomes the detail."""
         said = getattr(ev.msg, "reason", "")
+        # A request that the other side calls wrong is wrong on both legs: a 503 here would be retried (facts/router §0.7).
+        self.status = 400 if said == "bad_request" else 503
         detail = ev.detail or (f"the peer says: {explain(said)}" if said else "")
         return ev.reason or row_reason or said or "engine_error", detail
 
@@ -158,7 +161,7 @@ class Room:
         return self._arm("bootstrap", now, self.settings.bootstrap_timeout_s)
 
     def _do_engine_stop(self, ev: Event, now: float) -> Effect:
-        return Ended(self.room, self.reason, self.detail or explain(self.reason))
+        return Ended(self.room, self.reason, self.detail or explain(self.reason), self.status)
 
     def _do_bury(self, ev: Event, now: float) -> Effect | list[Effect]:
         for kind in ("request", "bootstrap", "lease", "transfer", "hello"):

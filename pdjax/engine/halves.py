@@ -41,7 +41,7 @@ class _Half:
         r = self._record
         if r.state != t.LETTERS["F"]:
             return None
-        return PDError(r.detail or explain(r.reason), reason=r.reason, room=r.room)
+        return PDError(r.detail or explain(r.reason), reason=r.reason, status=r.status, room=r.room)
 
 
 class Sender(_Half, BaseKVSender):

@@ -266,7 +266,7 @@ def _process(role: str, args: KVArgs, settings: PDSettings) -> dict[str, Any]:
 
 def _kv_event(e: fx.Ended | fx.PageQueue | fx.Deliver | fx.BudgetFreed) -> KVEvent:
     if isinstance(e, fx.Ended):
-        return KVEnded(e.room, 503, e.reason, e.message)
+        return KVEnded(e.room, e.status, e.reason, e.message)
     if isinstance(e, fx.PageQueue):
         return KVReady(e.room, e.manifest.n_tokens, e.manifest.n_pages, e.first)
     if isinstance(e, fx.Deliver):

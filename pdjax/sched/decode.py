@@ -32,6 +32,7 @@ class SchedulerDisaggregationDecodeMixin(RoomTable):
         self.bootstrapping = Fifo("bootstrapping", waiting=True)
         self.page_queue = Fifo("page_queue", waiting=True)
         self.in_flight = Fifo("in_flight", waiting=False)
+        self._held: list[Seq] = []  # landed in a pause: the first token is said after it
 
     def _queues(self) -> tuple[Fifo, ...]:
         return (self.bootstrapping, self.page_queue, self.in_flight, self.running)
@@ -179,10 +180,24 @@ class SchedulerDisaggregationDecodeMixin(RoomTable):
         seq.committed = True
         seq.computed = seq.n_prompt
         seq.req.cached_tokens = seq.first.cached_tokens
-        self._leave_room(
-            seq
-        )  # Success stands whatever P says later, and the room may be used again (protocol §5)
+        # Success stands whatever P says later, and the room may be used again (protocol §5).
+        self._leave_room(seq)
+        if self.paused:
+            self._held.append(seq)
+        else:
+            self._say_first(seq)
+
+    def _say_first(self, seq: Seq) -> None:
+        assert seq.first is not None
         self._emit_token(seq, seq.first.token, seq.first.logprob, seq.first.top)
+
+    def _set_paused(self, paused: bool) -> None:
+        super()._set_paused(paused)
+        if not paused:
+            held, self._held = self._held, []
+            for seq in held:
+                if not seq.closed:  # an abort may have come meanwhile
+                    self._say_first(seq)
 
     def _end_room(self, seq: Seq, reason: str) -> None:
         if seq.receiver is not None and not seq.committed:

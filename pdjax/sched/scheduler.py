@@ -114,10 +114,10 @@ class Scheduler(StepLoop):
         n_prompt, sampling = len(req.prompt_ids), req.sampling
         if n_prompt < 1:
             message = "the prompt has no tokens"
-        elif sampling.max_new_tokens < 1:
-            message = f"max_new_tokens={sampling.max_new_tokens} must be at least 1"
         elif n_prompt >= self.config.context_length:
             message = f"the prompt has {n_prompt} tokens, the context holds {self.config.context_length} with the output"
+        elif sampling.max_new_tokens < 1:
+            message = f"max_new_tokens={sampling.max_new_tokens} must be at least 1"
         elif (need := self._pages_needed(n_prompt, self._max_outputs(req))) > self.cache.capacity():
             # Waiting would hold up the queue forever: no end of another request makes it fit.
             message = f"the request needs {need} pages, the pool has {self.cache.capacity()}: ask for fewer new tokens"
@@ -137,6 +137,18 @@ class Scheduler(StepLoop):
         """End every request that was submitted before this call."""
         self._post(self._abort_everything)
 
+    def pause(self, paused: bool, told: Callable[[], None]) -> None:
+        """Launch no step until the opposite is asked for; told, on the scheduler's thread, when that holds.
+
+        Requests come, queue and can be aborted meanwhile, and rooms keep their timers. Each keeps its pages.
+        """
+
+        def change() -> None:
+            self._set_paused(paused)
+            told()
+
+        self._post(change)
+
     def flush_cache(self, timeout_s: float, told: Callable[[bool], None]) -> None:
         """Empty the prefix cache once no request is here; told(False), on the scheduler's thread: one still was.
 
@@ -151,6 +163,7 @@ class Scheduler(StepLoop):
         queues = {queue.name: len(queue) for queue in self._queues()}
         return {
             "queued": self._queued,
+            "paused": int(self.paused),
             **queues,
             "free_pages": free,
             "used_pages": capacity - free,
@@ -188,7 +201,8 @@ class Scheduler(StepLoop):
 
     def idle(self) -> bool:
         """A step would do nothing unless the manager has events."""
-        return not (self._inbox or self.waiting or self.prefilling or self.running or self._unread)
+        steps = not self.paused and (self.waiting or self.prefilling or self.running)
+        return not (self._inbox or self._unread or steps)
 
     def next_wake(self) -> float | None:
         """The time on the clock at which an idle scheduler wants a step; None: only when woken."""

@@ -43,9 +43,18 @@ class StepLoop(ABC):
         self._turn = 0
         self._unread: deque[Step] = deque()
         self._slots = list(range(max_running))
+        self.paused = False
+
+    def _set_paused(self, paused: bool) -> None:
+        """Paused, no step is launched. Those under way are read first: nothing is said in a pause."""
+        if paused:
+            self._read_all()
+        self.paused = paused
 
     def device_work(self) -> bool:
         """The rest of a turn: at most one prefill chunk and one decode batch, and what follows from results."""
+        if self.paused:
+            return False
         self._turn += 1
         worked = self._launch_prefill()
         if not self.config.overlap:

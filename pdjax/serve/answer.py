@@ -23,6 +23,7 @@ from pdjax.engine.bootstrap.httpd import BadBody, ClientDisconnect, read_json
 from pdjax.serve.calls import Call, Desk, Disconnected, Prompt, Sub
 from pdjax.serve.errors import ApiError
 from pdjax.serve.limits import HttpLimits
+from pdjax.serve.params import named_rooms
 
 # Longer bodies are read on a thread, so that they do not stall other streams; those with a schema to compile, too.
 INLINE_BODY_BYTES = 32 << 10
@@ -133,6 +134,13 @@ async def read_object(request: Request, limit_bytes: int) -> tuple[dict[str, Any
     return body, length
 
 
+async def read_optional(request: Request, limit_bytes: int) -> dict[str, Any]:
+    """The body, {} without one: some clients send none to a command without arguments. Raises ApiError 400."""
+    if request.headers.get("content-length", "0") == "0" and "transfer-encoding" not in request.headers:
+        return {}
+    return (await read_object(request, limit_bytes))[0]
+
+
 async def answer(request: Request, desk: Desk, limits: HttpLimits, parse: Parse) -> Response:
     """Serve one generation request. Nothing is taken before everything is validated."""
     streaming = False
@@ -140,7 +148,11 @@ async def answer(request: Request, desk: Desk, limits: HttpLimits, parse: Parse)
         body, length = await read_object(request, limits.max_body_bytes)
         streaming = body.get("stream") is True
         slow = length > INLINE_BODY_BYTES or _compiles(body)
-        plan = await asyncio.to_thread(parse, body) if slow else parse(body)
+        try:
+            plan = await asyncio.to_thread(parse, body) if slow else parse(body)
+        except ApiError:
+            desk.engine.refuse_rooms(named_rooms(body))
+            raise
         call = desk.open(plan.prompts, streaming, request.headers.get("traceparent"))
     except ApiError as error:
         desk.counters[f"refused_{error.status}"] += 1

@@ -15,7 +15,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from starlette.responses import PlainTextResponse, Response
 
 from pdjax.engine.bootstrap.registry import BadRegistration, parse_uint
-from pdjax.serve.answer import JsonAnswer, Plan, answer, error_answer, read_object
+from pdjax.serve.answer import JsonAnswer, Plan, answer, error_answer, read_object, read_optional
 from pdjax.serve.calls import Desk
 from pdjax.serve.engine_api import Engine
 from pdjax.serve.errors import ApiError, bad
@@ -27,6 +27,7 @@ from pdjax.serve.params import boolean
 from pdjax.serve.sglang_api import parse_generate
 from pdjax.serve.spans import Spans
 
+PAUSE_MODES = ("abort", "in_place", "retract")  # sglang's, its default first
 DEBUG_ROOMS = 1000  # rooms of one answer of /debug/rooms, unless ?limit= says otherwise
 
 PARSERS = {
@@ -187,15 +188,42 @@ def _uint(text: str | None, name: str, default: int) -> int:
 
 
 def _add_control(app: FastAPI, desk: Desk, limits: HttpLimits) -> None:
+    engine = desk.engine
+
+    def check_alive() -> None:
+        """A dead scheduler would never answer."""
+        if (dead := engine.failed()) is not None:
+            raise ApiError(503, dead, reason="engine_error")
+
     @app.post("/flush_cache")
     async def flush_cache(request: Request) -> Response:
         """200 when the prefix cache is empty now. ?timeout=: seconds to wait for the requests that are here to end."""
         timeout_s = _seconds(request.query_params.get("timeout"), "timeout")
-        if (dead := desk.engine.failed()) is not None:
-            return PlainTextResponse(dead, status_code=503)
-        if await asyncio.wrap_future(desk.engine.flush_cache(timeout_s)):
+        check_alive()
+        if await asyncio.wrap_future(engine.flush_cache(timeout_s)):
             return PlainTextResponse("Cache flushed.")
         return PlainTextResponse("Cache not flushed: requests are running or waiting.", status_code=400)
+
+    @app.post("/pause_generation")
+    async def pause_generation(request: Request) -> Response:
+        """200 when no token comes any more. What runs keeps its pages in every mode but "abort" (protocol §6)."""
+        body = await read_optional(request, limits.max_body_bytes)
+        mode = body.get("mode", PAUSE_MODES[0])
+        if mode not in PAUSE_MODES:
+            raise bad("mode", f"must be one of {', '.join(PAUSE_MODES)}")
+        check_alive()
+        if mode == "abort":
+            engine.abort(None, all=True)
+        await asyncio.wrap_future(engine.pause(True))
+        return JsonAnswer({"paused": True, "live": desk.live()})
+
+    @app.post("/continue_generation")
+    async def continue_generation(request: Request) -> Response:
+        """200 when work goes on, also when nothing was paused."""
+        await read_optional(request, limits.max_body_bytes)
+        check_alive()
+        await asyncio.wrap_future(engine.pause(False))
+        return JsonAnswer({"paused": False, "live": desk.live()})
 
     @app.post("/abort_request")
     async def abort_request(request: Request) -> Response:
@@ -203,8 +231,9 @@ def _add_control(app: FastAPI, desk: Desk, limits: HttpLimits) -> None:
         body, _ = await read_object(request, limits.max_body_bytes)
         rid = body.get("rid")
         if boolean(body, "abort_all"):
-            desk.engine.abort(None, all=True)
-            return JsonAnswer({"aborted": desk.live()})
+            live = desk.live()
+            engine.abort(None, all=True)
+            return JsonAnswer({"aborted": live})
         if not isinstance(rid, str):
             raise bad("rid", "must be a text, or send abort_all: true")
         return JsonAnswer({"aborted": desk.abort(rid)})

@@ -85,5 +85,11 @@ class Engine(Protocol):
     def failed(self) -> str | None:
         """Which thread has died and of what, or None while all live. Makes /health answer 503."""
 
+    def pause(self, paused: bool) -> Future[None]:
+        """Compute nothing until pause(False); done when no output comes any more, or when work goes on."""
+
+    def refuse_rooms(self, rooms: Sequence[int]) -> None:
+        """The HTTP layer refuses these rooms' requests as wrong: the other halves must not wait for them."""
+
     def flush_cache(self, timeout_s: float) -> Future[bool]:
         """Empty the prefix cache when no request is here, waiting at most timeout_s for that. False: one still was."""

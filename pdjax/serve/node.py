@@ -6,11 +6,12 @@ touch the pools outside the scheduler thread, and never register before its prog
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -360,10 +361,28 @@ class Node:
         return None
 
     def flush_cache(self, timeout_s: float) -> Future[bool]:
-        answer: Future[bool] = Future()
-        answer.set_running_or_notify_cancel()  # nobody can cancel it any more under the scheduler's hands
+        answer: Future[bool] = _uncancellable()
         self.scheduler.flush_cache(timeout_s, answer.set_result)
         return answer
+
+    def pause(self, paused: bool) -> Future[None]:
+        answer: Future[None] = _uncancellable()
+        self.scheduler.pause(paused, lambda: answer.set_result(None))
+        return answer
+
+    def refuse_rooms(self, rooms: Sequence[int]) -> None:
+        if self.manager is None or self.role != "prefill":
+            return  # P cannot tell whose abort D's would be, without a digest: its lease ends the room
+        for room in rooms:
+            with contextlib.suppress(PDError):  # it always raises: the caller has a more precise answer
+                self.manager.refuse(Leg(room, "", "", 0, "", None), "bad_request")
+
+
+def _uncancellable() -> Future[Any]:
+    """Nobody can cancel it any more under the scheduler's hands."""
+    answer: Future[Any] = Future()
+    answer.set_running_or_notify_cancel()
+    return answer
 
 
 def _in_queues(stats: Mapping[str, int]) -> tuple[int, int]:

@@ -112,15 +112,15 @@ def number(
     return float(value)
 
 
-def check_prompt(ids: Any, vocab_size: int, context_length: int, param: str) -> list[int]:
-    """Token ids that the engine can take, or a 400 before anything is taken."""
+def check_prompt(ids: Any, vocab_size: int, context_length: int | None, param: str) -> list[int]:
+    """Token ids that the engine can take, or a 400 before anything is taken. context_length None: not looked at."""
     if not isinstance(ids, list) or any(type(i) is not int for i in ids):
         raise bad(param, "must be a list of token ids (integers)")
     if not ids:
         raise bad(param, "the prompt is empty: it has no tokens")
     if min(ids) < 0 or max(ids) >= vocab_size:
         raise bad(param, f"token ids must be in [0, {vocab_size - 1}]")
-    if len(ids) >= context_length:
+    if context_length is not None and len(ids) >= context_length:
         raise bad(
             param,
             f"the prompt has {len(ids)} tokens; with at least one new token it must fit in the context of {context_length}",
@@ -166,6 +166,13 @@ def bootstraps(body: Mapping[str, Any], count: int, n: int = 1) -> list[Bootstra
     if len(set(rooms)) != len(rooms):
         raise bad("bootstrap_room", "names the same room for two outputs")
     return [Bootstrap(*fields) for fields in zip(hosts, ports, rooms, strict=True)]
+
+
+def named_rooms(body: Mapping[str, Any]) -> list[int]:
+    """The rooms that a body names, whatever else is wrong with it."""
+    value = body.get("bootstrap_room")
+    values = value if isinstance(value, list) else [value]
+    return [room for room in values if type(room) is int and 0 <= room <= ROOM_MAX]
 
 
 def request_ids(body: Mapping[str, Any], count: int, n: int = 1) -> list[str | None]:

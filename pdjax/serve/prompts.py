@@ -54,11 +54,13 @@ def build_prompts(
         raise bad("n", f"{count} prompts with {n} outputs each: the limit is {limits.max_batch} outputs")
     # Without PD the bootstrap fields mean nothing, whatever they hold.
     meeting = bootstraps(body, count, n) if engine.role != "null" else [Bootstrap()] * (count * n)
+    # In PD the context of this side may be the shorter one: the engine refuses, and tells the other half (protocol §4).
+    longest = engine.context_length if engine.role == "null" else None
     rids = request_ids(body, count, n)
     built = []
     for i, (prompt, how, lists) in enumerate(zip(prompts, sampling, wanted, strict=True)):
         tokens = engine.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
-        ids = check_prompt(tokens, engine.vocab_size, engine.context_length, param)
+        ids = check_prompt(tokens, engine.vocab_size, longest, param)
         if lists.scores_from is not None and lists.scores_from > len(ids):
             raise bad("logprob_start_len", f"is past the end of the prompt of {len(ids)} tokens")
         for sample in range(n):

@@ -82,6 +82,7 @@ class FakeEngine:
     def __post_init__(self):
         self.tokenizer = ByteTokenizer()
         self.requests, self.aborted, self.flush_waits = [], [], []
+        self.pauses, self.refused_rooms = [], []
         self.refuse = None
         self.changed = threading.Condition()
         self._gates = {}
@@ -148,6 +149,15 @@ class FakeEngine:
 
     def failed(self):
         return self.dead
+
+    def pause(self, paused):
+        self.pauses.append(paused)
+        answer = Future()
+        answer.set_result(None)
+        return answer
+
+    def refuse_rooms(self, rooms):
+        self.refused_rooms += rooms
 
     def flush_cache(self, timeout_s):
         self.flush_waits.append(timeout_s)

@@ -112,3 +112,56 @@ def test_phases_of_d_take_queue_and_prefill_from_p():
         "first_token_s": 3.125,
         "decode_s": 1.0,
     }
+
+
+# ---------------------------------------------------------------- pause (facts/router §9)
+
+
+@pytest.mark.parametrize(
+    ("body", "aborts"),
+    [(None, ["all"]), ({}, ["all"]), ({"mode": "abort"}, ["all"])]
+    + [({"mode": mode}, []) for mode in ("in_place", "retract")],
+)
+def test_pause_and_continue(serve, body, aborts):
+    server = serve()
+    answer = server.http.post("/pause_generation", json=body)
+    assert (answer.status_code, answer.json()) == (200, {"paused": True, "live": 0})
+    assert server.http.post("/continue_generation", json=body).json() == {"paused": False, "live": 0}
+    assert (server.engine.aborted, server.engine.pauses) == (aborts, [True, False])
+
+
+@pytest.mark.parametrize("body", [{"mode": "later"}, {"mode": None}, {"mode": ["abort"]}, []])
+def test_a_wrong_pause_is_400_and_changes_nothing(serve, body):
+    server = serve()
+    assert server.http.post("/pause_generation", json=body).status_code == 400
+    assert (server.engine.aborted, server.engine.pauses) == ([], [])
+
+
+@pytest.mark.parametrize("path", ["/pause_generation", "/continue_generation"])
+def test_a_dead_engine_cannot_be_paused(serve, path):
+    server = serve(dead="scheduler: boom")
+    answer = server.http.post(path)
+    assert answer.status_code == 503 and "scheduler" in answer.json()["error"]["message"]
+    assert server.engine.pauses == []
+
+
+# ---------------------------------------------------------------- refusals are told to the other half
+
+
+@pytest.mark.parametrize("rooms", [7, [7, 8]])
+def test_the_rooms_of_a_wrong_body_are_refused(serve, rooms):
+    server = serve("prefill")
+    many = len(rooms) if isinstance(rooms, list) else 1
+    body = {"input_ids": [[1]] * many, "bootstrap_host": "h", "bootstrap_room": rooms}
+    assert server.post("/generate", {**body, "sampling_params": {"top_p": 7}}).status_code == 400
+    assert server.engine.refused_rooms == (rooms if isinstance(rooms, list) else [rooms])
+
+
+@pytest.mark.parametrize("room", [None, "7", -1, 1 << 63, True, 7.0])
+def test_what_is_no_room_is_not_refused(serve, room):
+    server = serve("prefill")
+    assert (
+        server.post("/generate", {"text": "x", "bootstrap_host": "h", "bootstrap_room": room}).status_code
+        == 400
+    )
+    assert server.engine.refused_rooms == []
