@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+CLIENT_LEFT = 499  # the status of a leg whose request was aborted at the other half
+
 
 class PDError(Exception):
-    """status: what the HTTP leg answers (400 bad or duplicate, 503 anything that a retry may cure)."""
+    """status: what the HTTP leg answers (400 bad or duplicate, CLIENT_LEFT, 503 anything that a retry may cure)."""
 
     def __init__(
         self, message: str, *, reason: str, status: int = 503, room: int | None = None, peer: str = ""

@@ -14,13 +14,17 @@ import msgspec
 
 from pdjax.core import transitions as t
 from pdjax.core.effects import Answer, ArmTimer, Effect, Ended
-from pdjax.core.errors import PDError
+from pdjax.core.errors import CLIENT_LEFT, PDError
 from pdjax.core.kvpoll import KVPoll
 from pdjax.core.reasons import explain
 from pdjax.core.settings import PDSettings
 from pdjax.core.wire import AnyMessage
 
 _FAILED = t.LETTERS["F"]
+
+# What the other side calls wrong is wrong on both legs, and what was aborted there is aborted here: routers would try
+# a 503 again (facts/router §0.7, §3.4).
+STATUS_OF_PEERS_WORD = {"bad_request": 400, "client_abort": CLIENT_LEFT}
 
 
 @dataclass(slots=True)
@@ -134,8 +138,7 @@ class Room:
     def _end_reason(self, ev: Event, row_reason: str) -> tuple[str, str]:
         """The row's reason or the event's own; what the peer said becomes the detail."""
         said = getattr(ev.msg, "reason", "")
-        # A request that the other side calls wrong is wrong on both legs: a 503 here would be retried (facts/router §0.7).
-        self.status = 400 if said == "bad_request" else 503
+        self.status = STATUS_OF_PEERS_WORD.get(said, 503)
         detail = ev.detail or (f"the peer says: {explain(said)}" if said else "")
         return ev.reason or row_reason or said or "engine_error", detail
 

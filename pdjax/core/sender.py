@@ -12,7 +12,7 @@ from typing import Any
 
 from pdjax.core import transitions as t
 from pdjax.core import wire
-from pdjax.core.effects import ArmTimer, BudgetFreed, Count, Effect, Register, Send, Withdraw
+from pdjax.core.effects import Answer, ArmTimer, BudgetFreed, Count, Effect, Register, Send, Withdraw
 from pdjax.core.identity import Minter
 from pdjax.core.pools import Manifest, Part
 from pdjax.core.room import Event, Room, Transition
@@ -61,7 +61,7 @@ class Limbo:
 
 @dataclass
 class Early:
-    """A hello or abort whose leg has not come. An abort replaces a hello, never the reverse."""
+    """A hello or abort whose leg has not come. An abort replaces a hello, never the reverse. reason: the abort's."""
 
     kind: str
     peer: str
@@ -69,6 +69,7 @@ class Early:
     attempt: int
     digest: str
     until: float
+    reason: str = ""
 
 
 @dataclass
@@ -164,6 +165,14 @@ class SenderRoom(Room):
 
     def _do_forget_early(self, ev: Event, now: float) -> None:
         self.side.forget_early(self.room, now if ev.name == "early_timer" else None)
+
+    def _do_answer_refused(self, ev: Event, now: float) -> Effect:
+        early = self._early()
+        if early is not None and early.reason == "bad_request":
+            return Answer(
+                self.room, 400, "bad_request"
+            )  # D has called it wrong: both legs say so (facts/router §0.7)
+        return super()._do_answer_refused(ev, now)
 
     def _do_bind(self, ev: Event, now: float) -> list[Effect]:
         assert ev.msg is not None
@@ -347,8 +356,9 @@ class SenderSide:
         old = entries.get(key)
         if old is not None and old.kind == "abort":
             kind = "abort"
+        reason = msg.reason if isinstance(msg, wire.Abort) else old.reason if old is not None else ""
         until = now + self.settings.bootstrap_timeout_s
-        entries[key] = Early(kind, ev.peer, ev.epoch, msg.attempt, msg.digest, until)
+        entries[key] = Early(kind, ev.peer, ev.epoch, msg.attempt, msg.digest, until, reason)
         self.n_early += old is None
         out: list[Effect] = [ArmTimer(("early", msg.room), until)]
         while self.n_early > self.settings.max_early:

@@ -133,9 +133,9 @@ class Scheduler(StepLoop):
         """End this very request, whoever shares its rid (a client's retry may)."""
         self._post(lambda: self._abort_one(req))
 
-    def abort_all(self) -> None:
-        """End every request that was submitted before this call."""
-        self._post(self._abort_everything)
+    def abort_all(self, reason: str = "client_abort") -> None:
+        """End every request that was submitted before this call. reason: what the other halves are told."""
+        self._post(lambda: self._abort_everything(reason))
 
     def pause(self, paused: bool, told: Callable[[], None]) -> None:
         """Launch no step until the opposite is asked for; told, on the scheduler's thread, when that holds.
@@ -289,13 +289,13 @@ class Scheduler(StepLoop):
         for seq in seqs:
             self._abort_seq(seq)
 
-    def _abort_everything(self) -> None:
+    def _abort_everything(self, reason: str) -> None:
         for seq in [seq for seqs in self._by_rid.values() for seq in seqs]:
-            self._abort_seq(seq)
+            self._abort_seq(seq, reason)
 
-    def _abort_seq(self, seq: Seq) -> None:
+    def _abort_seq(self, seq: Seq, reason: str = "client_abort") -> None:
         try:
-            self._end_room(seq, "client_abort")
+            self._end_room(seq, reason)
         except Exception as error:
             self._fail(seq, error)
             return

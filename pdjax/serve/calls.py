@@ -17,7 +17,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from pdjax.core.errors import PDError
+from pdjax.core.errors import CLIENT_LEFT, PDError
 from pdjax.engine.ports import Sampled
 from pdjax.sched.request import Failure, Finish, Grammar, Output, Request, SamplingParams, TopLogprobs
 from pdjax.serve.engine_api import Engine
@@ -73,6 +73,9 @@ class Sub:
         self.prompt += output.prompt
         if output.finish is not None or output.failure is not None:
             self.finish, self.failure, self.ended = output.finish, output.failure, time.monotonic()
+            if self.failure is not None and self.failure.status == CLIENT_LEFT:
+                # Aborted at the other half: an end like our own abort's, which no router tries again (facts/router §9).
+                self.finish, self.failure = Finish("abort", message=self.failure.message), None
         return self.out.push(output.token_ids, output.finish, self.ended is not None)
 
     @property

@@ -260,7 +260,7 @@ class Node:
     def stop(self) -> None:
         """Abort what runs, let hand-offs under way finish for a moment, tell the peers, end the threads in order."""
         self.drain()
-        self.scheduler.abort_all()
+        self.scheduler.abort_all("draining")  # the other halves fail with it: a router may try them elsewhere
         deadline = time.monotonic() + CLOSE_WAIT_S
         while self._thread.is_alive() and self._is_busy() and time.monotonic() < deadline:
             self._stopping.wait(STOP_POLL_S)

@@ -8,29 +8,67 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 from fleets import Deployment
+from shims import Shim
 
 TINY = ("--context-length", "512", "--num-pages", "256", "--chunked-prefill-size", "64")
 
 
 @pytest.fixture(scope="session")
 def fleet(tmp_path_factory):
-    """2P + 2D + a plain server on the tiny model, with rust and mini over all four and over one pair."""
+    """2P + 2D + a plain server on the tiny model, with rust and mini over all four and, without a bootstrap port, over one pair."""
     with Deployment(
         tmp_path_factory.mktemp("logs"), "tiny", *TINY, prefill=2, decode=2, plain=1
     ) as deployment:
         deployment.start()
         deployment.add_router("rust", "rust")
         deployment.add_router("mini", "mini")
-        deployment.add_router("rust-1p1d", "rust", ["prefill-0"], ["decode-0"])
-        deployment.add_router("mini-1p1d", "mini", ["prefill-0"], ["decode-0"])
+        for kind in ("rust", "mini"):
+            deployment.add_router(f"{kind}-1p1d", kind, ["prefill-0"], ["decode-0"], port=None)
         yield deployment
+
+
+REQUEST_TIMEOUT_S = 4  # of the routers in front of the shims
+
+
+@pytest.fixture(scope="session")
+def shimmed(fleet):
+    """(fleet, P's shim, D's shim): rust and mini see one pair of the fleet through shims; rust-once never retries."""
+    shims = {"shim-p": Shim(fleet.url("prefill-0")), "shim-d": Shim(fleet.url("decode-0"))}
+    fleet.addresses |= {name: shim.url for name, shim in shims.items()}
+    timeout = ("--request-timeout-secs", str(REQUEST_TIMEOUT_S))
+    steady = ("--disable-circuit-breaker", *timeout)
+    for name, kind, options in (
+        ("rust-shim", "rust", steady),
+        ("rust-once", "rust", (*steady, "--disable-retries")),
+        ("mini-shim", "mini", timeout),
+    ):
+        fleet.add_router(name, kind, ["shim-p"], ["shim-d"], *options)
+    yield fleet, shims["shim-p"], shims["shim-d"]
+    for shim in shims.values():
+        shim.close()
+
+
+@pytest.fixture
+def shims(shimmed):
+    """The same, with nothing planned and nothing seen yet."""
+    for shim in shimmed[1:]:
+        shim.reset()
+    yield shimmed
+    for shim in shimmed[1:]:
+        shim.reset()
 
 
 @pytest.fixture(autouse=True)
 def left_free(request):
-    """After each test on the shared deployment: everything is free, and the logs so far are right."""
+    """After each test on the shared deployment everything is free."""
     yield
-    if "fleet" in request.fixturenames:
-        fleet = request.getfixturevalue("fleet")
-        fleet.await_free()
-        fleet.check_logs()
+    if {"fleet", "shims"} & set(request.fixturenames):
+        request.getfixturevalue("fleet").await_free()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def logged_right(request):
+    """After each module the logs so far are right: reading them takes longer the more there is."""
+    yield
+    if any("fleet" in item.fixturenames for item in request.session.items if item.path == request.path):
+        request.getfixturevalue("fleet").check_logs()

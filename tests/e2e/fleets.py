@@ -1,5 +1,6 @@
 """Real deployments for the end-to-end tests: a Fleet with extra routers, kills and restarts, and its event logs."""
 
+import contextlib
 import json
 import os
 import pathlib
@@ -10,7 +11,7 @@ import httpx
 from typer.testing import CliRunner
 
 from pdjax.core import conform
-from pdjax.serve.children import Child
+from pdjax.serve.children import Child, end_all
 from pdjax.serve.local import Fleet, Plan
 from pdjax.serve.router import free_ports, router_command, router_environ, router_serves
 from pdjax.sim.cli import app as sim_app
@@ -45,13 +46,14 @@ class Deployment(Fleet):
     def bootstrap_port(self):
         return int(self.addresses["bootstrap"].rsplit(":", 1)[1])
 
-    def add_router(self, name, kind, prefills=None, decodes=None, *options):
-        """One more router over these nodes (default: all); its URL."""
+    def add_router(self, name, kind, prefills=None, decodes=None, *options, port=0):
+        """One more router over these nodes (default: all); its URL. port: the bootstrap port it is told, 0: the right one."""
         names = list(self.addresses)
         prefills = prefills or [n for n in names if n.startswith("prefill-")]
         decodes = decodes or [n for n in names if n.startswith("decode-")]
+        told = self.bootstrap_port if port == 0 else port
         port, metrics = free_ports("127.0.0.1", 2)
-        pairs = [(self.addresses[n], self.bootstrap_port) for n in prefills]
+        pairs = [(self.addresses[n], told) for n in prefills]
         command = router_command(
             kind, "127.0.0.1", port, metrics, pairs, [self.addresses[n] for n in decodes]
         )
@@ -70,6 +72,24 @@ class Deployment(Fleet):
         child.tell(signal.SIGKILL)
         assert child.join(10)
         self.children.remove(child)
+
+    def drop(self, name):
+        """Ends one child for good."""
+        child = self.child(name)
+        self.children.remove(child)
+        del self.addresses[name]
+        assert end_all([child]) == []
+
+    @contextlib.contextmanager
+    def paused(self, *names):
+        """These nodes compute nothing meanwhile, so that what waits for them stays as it is."""
+        for name in names:
+            self.post(name, "/pause_generation", {"mode": "in_place"}).raise_for_status()
+        try:
+            yield
+        finally:
+            for name in names:
+                self.post(name, "/continue_generation", {}).raise_for_status()
 
     def restart(self, name, command=None):
         """A new life on the same HTTP address; returns when it says that it is ready."""

@@ -219,3 +219,14 @@ def test_the_token_that_stopped_the_request_is_no_text(serve):
     assert (body["text"], body["output_ids"]) == ("ab", [97, 98, 99])
     assert body["meta_info"]["finish_reason"] == {"type": "stop", "matched": 99}
     assert server.engine.requests[0].sampling.stop_token_ids == {99}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_what_was_aborted_at_the_other_half_ends_as_an_abort(serve, role, stream):
+    """200, which no router tries again (facts/router §3.4, §9)."""
+    server = serve(role, script=lambda request: failed(499, "peer_failed", "the client left or aborted it"))
+    answer = server.post("/generate", {"text": "x", "stream": stream} | PD)
+    assert answer.status_code == 200
+    (end,) = frames(answer) if stream else [answer.json()]
+    assert end["meta_info"]["finish_reason"]["type"] == "abort"

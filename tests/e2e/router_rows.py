@@ -1,0 +1,70 @@
+"""What the tests of docs/routers.md share: requests through a router, frames of a stream, what shims saw."""
+
+import concurrent.futures
+import json
+from dataclasses import dataclass
+
+import httpx
+
+BOTH = ("rust", "mini")
+PROMPT = [17, 23, 5, 99, 211, 42, 7, 8, 140, 33]
+GREEDY = {"temperature": 0, "max_new_tokens": 6, "ignore_eos": True}
+CHAT = {"model": "default", "messages": [{"role": "user", "content": "Hello there"}], "temperature": 0}
+
+
+def body(ids=PROMPT, n_out=6, **changes):
+    return {"input_ids": ids, "sampling_params": {**GREEDY, "max_new_tokens": n_out}, **changes}
+
+
+def ok(answer):
+    assert answer.status_code == 200, (answer.status_code, answer.text)
+    return answer.json()
+
+
+@dataclass
+class Stream:
+    """A streamed answer as a client saw it. broken: the connection ended before the body did; status 0: and before the headers."""
+
+    status: int
+    headers: dict
+    raw: str
+    broken: bool
+
+    @property
+    def lines(self):
+        return [line.strip().removeprefix("data: ") for line in self.raw.split("\n\n") if line.strip()]
+
+    @property
+    def frames(self):
+        assert self.lines[-1] == "[DONE]" and not self.broken, self.raw
+        return [json.loads(line) for line in self.lines[:-1]]
+
+
+def stream(fleet, where, path, content):
+    """The whole stream, however it ends."""
+    raw, status, headers, broken = b"", 0, {}, False
+    try:
+        with fleet.http.stream(
+            "POST", f"{fleet.url(where)}{path}", json={**content, "stream": True}
+        ) as answer:
+            status, headers = answer.status_code, dict(answer.headers)
+            for chunk in answer.iter_raw():
+                raw += chunk
+    except httpx.TransportError:
+        broken = True
+    return Stream(status, headers, raw.decode(errors="replace"), broken)
+
+
+def at_once(*calls):
+    """Results of these calls, made at the same time."""
+    with concurrent.futures.ThreadPoolExecutor(len(calls)) as pool:
+        return [one.result() for one in [pool.submit(call) for call in calls]]
+
+
+def left_after_first_frame(fleet, where, content, path="/generate"):
+    """Opens a stream, reads its first frame and closes the connection; the frame."""
+    with (
+        httpx.Client(trust_env=False, timeout=60) as http,
+        http.stream("POST", f"{fleet.url(where)}{path}", json={**content, "stream": True}) as answer,
+    ):
+        return next(line for line in answer.iter_lines() if line.startswith("data: "))
