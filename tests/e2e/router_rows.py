@@ -5,6 +5,7 @@ import json
 from dataclasses import dataclass
 
 import httpx
+from shims import until
 
 BOTH = ("rust", "mini")
 PROMPT = [17, 23, 5, 99, 211, 42, 7, 8, 140, 33]
@@ -59,6 +60,19 @@ def at_once(*calls):
     """Results of these calls, made at the same time."""
     with concurrent.futures.ThreadPoolExecutor(len(calls)) as pool:
         return [one.result() for one in [pool.submit(call) for call in calls]]
+
+
+def await_bound(fleet, answer):
+    """Until D's half of the one request under way has met its P: what ends P's half now ends D's at once.
+
+    Before that, with several P listed, D goes on asking the others until its bootstrap timer.
+    """
+
+    def bound():
+        rooms = fleet.http.get(f"{fleet.url('decode-0')}/debug/rooms").json()["rooms"]
+        return any(room["peer"] for room in rooms) or fleet.state("decode-0")["in_flight"]
+
+    assert until(lambda: bound() or answer.done()), "D has met no P"
 
 
 def left_after_first_frame(fleet, where, content, path="/generate"):

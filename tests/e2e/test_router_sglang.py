@@ -10,7 +10,7 @@ import time
 
 import pytest
 from options_matrix import SCHEMA
-from router_rows import BOTH, CHAT, PROMPT, body, ok, stream
+from router_rows import BOTH, CHAT, PROMPT, await_bound, body, ok, stream
 from test_shared_prefix import flush
 from test_tokens import PAGE, prompt_of
 
@@ -117,7 +117,7 @@ def test_9_chunked_prefill_abort(fleet, router, streamed):
     long = body(prompt_of(400), 60, rid="R", stream=streamed)
     with fleet.paused("prefill-0"), concurrent.futures.ThreadPoolExecutor(1) as pool:
         answer = pool.submit(fleet.post, router, "/generate", long)
-        fleet.await_any("decode-0", "queued")
+        await_bound(fleet, answer)
         for name in NODES:
             other = fleet.post(name, "/abort_request", {"rid": "R0", "abort_all": False})
             assert ok(other) == {"aborted": 0}, "never by prefix"
