@@ -129,18 +129,7 @@ class Node:
         self.args = KVArgs(
             list(self.runner.pools), spec.page_size, fingerprint, self.name, f"http://{self.name}:30000"
         )
-        pool_bytes = sum(p.page_bytes * p.shape[0] * p.n_layers for p in self.runner.pools)
-        self.manager = KVManager(
-            self.args,
-            "b0:8998",
-            role=self.role,
-            settings=settings,
-            ports=Ports(self.transport, self.channel, self.registry, net.clock),
-            epoch=epoch,
-            budget_bytes=spec.budget_bytes or settings.unpulled_budget_bytes or pool_bytes // 4,
-            log=EventLog(self.name, epoch, net.clock, write, tap),
-            on_event=self.wake_scheduler,
-        )
+        self.manager = self._make_manager(EventLog(self.name, epoch, net.clock, write, tap))
         self.scheduler = make_scheduler(
             self.role,  # type: ignore[arg-type]
             spec.config,
@@ -153,6 +142,20 @@ class Node:
             registration(self.args, self.role, epoch, zmq_addr=self.channel.address or ""), listed=listed
         )
         self.wake_driver()
+
+    def _make_manager(self, log: EventLog) -> KVManager:
+        pool_bytes = sum(p.page_bytes * p.shape[0] * p.n_layers for p in self.runner.pools)
+        return KVManager(
+            self.args,
+            "b0:8998",
+            role=self.role,
+            settings=self.settings,
+            ports=Ports(self.transport, self.channel, self.registry, self.net.clock),
+            epoch=self.epoch,
+            budget_bytes=self.spec.budget_bytes or self.settings.unpulled_budget_bytes or pool_bytes // 4,
+            log=log,
+            on_event=self.wake_scheduler,
+        )
 
     # ---------------------------------------------------------------- driver
 

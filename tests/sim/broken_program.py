@@ -60,6 +60,10 @@ def nothing(old):
     return lambda *args, **kwargs: None
 
 
+def nobody_late(old):
+    return lambda self, now: []
+
+
 def retarget(role, event, states, to):
     return rows(
         lambda r: (

@@ -18,6 +18,7 @@ from broken_program import (
     no_fingerprints,
     no_pages,
     no_timers,
+    nobody_late,
     nothing,
     other_end,
     raising_once,
@@ -43,6 +44,7 @@ from watched_worlds import (
     lands_during_a_step,
     late_pull,
     one_after_the_other,
+    one_p_stays_dead,
     p_alone,
     pages_are_scarce,
     plain,
@@ -57,6 +59,7 @@ from pdjax.core.link import Link
 from pdjax.core.receiver import ReceiverSide
 from pdjax.core.room import Room
 from pdjax.core.sender import Budget, SenderRoom, SenderSide
+from pdjax.engine.bootstrap.registry import Registry
 from pdjax.engine.driver import Driver
 from pdjax.sched.batch import Fifo
 from pdjax.sched.decode import SchedulerDisaggregationDecodeMixin as DecodeMixin
@@ -124,6 +127,7 @@ BREAKS = [
     ("V4", "pages at intake", lambda: mistake("pages at intake"), d_alone),
     ("V5", "the inbox is not read", lambda: attribute(Driver, "turn", inbox_unread), lambda: plain(limit_s=1.0)),
     ("V6", "no heartbeat", lambda: attribute(SimRegistryClient, "_next", nothing), plain),
+    ("V6", "the dead stay listed", lambda: attribute(Registry, "sweep", nobody_late), one_p_stays_dead),
     ("V7", "no abort", lambda: without("notice_abort", t.RECEIVER), aborted_pull),
     ("V7", "no failed", lambda: without("say_failed", t.SENDER), lambda: aborted_p()),
     ("V7", "done is not answered", lambda: without("say_done_ack", t.SENDER), plain),
@@ -157,7 +161,7 @@ def test_a_broken_program_violates_the_property(name, what, broken, scenario):
 
 SOUND = [
     plain, d_first, lands_during_a_step, aborted_pull, hanging_pull, failing_part, late_pull, d_alone, p_alone, duplicate_messages, second_leg,
-    pages_are_scarce, waits_for_pages_longer_than_the_lease, one_after_the_other, restarted_p, drained, aborted_p,
+    pages_are_scarce, waits_for_pages_longer_than_the_lease, one_after_the_other, restarted_p, one_p_stays_dead, drained, aborted_p,
     aborted_twice,
 ]  # fmt: skip
 
@@ -173,7 +177,7 @@ def test_every_property_is_there_and_says_what_it_means():
     assert len({p.name for p in PROPERTIES}) == len(PROPERTIES)
     for prop in PROPERTIES:
         assert len(prop.sentence) > 20 and prop.bound
-        assert prop.hears or prop.instants or prop.sampled or prop.at_end is not None
+        assert prop.hears or prop.instants or prop.sampled
     assert {b[0] for b in BREAKS} == {p.name for p in PROPERTIES}
 
 

@@ -259,16 +259,8 @@ def test_a_swarm_of_faults_ends_and_frees_everything(chunk):
         swarm(seed)
 
 
-def swarm(seed: int) -> None:
-    """Random legs, aborts, crashes, losses, duplicates, delays and part failures; then the world heals."""
-    rng = random.Random(seed)
-    world = World(
-        rng.choice([1, 2]),
-        rng.choice([1, 2]),
-        settings=QUICK,
-        num_pages=rng.choice([12, 40]),
-        budget_bytes=rng.choice([1, 4000, 1 << 20]),
-    )
+def hurt(world, rng):
+    """Loss, duplicates, delays and part failures, each as often as this seed has drawn."""
     loss, dup, late = (rng.choice([0.0, 0.1, 0.4]) for _ in range(3))
     bad_part = rng.choice([0.0, 0.05, 0.3])
 
@@ -283,6 +275,19 @@ def swarm(seed: int) -> None:
         return None if r < bad_part / 2 else "Connection closed" if r < bad_part else rng.random() * 0.01
 
     world.net.on_frame, world.net.on_part = on_frame, on_part
+
+
+def swarm(seed: int) -> None:
+    """Random legs, aborts, crashes, losses, duplicates, delays and part failures; then the world heals."""
+    rng = random.Random(seed)
+    world = World(
+        rng.choice([1, 2]),
+        rng.choice([1, 2]),
+        settings=QUICK,
+        num_pages=rng.choice([12, 40]),
+        budget_bytes=rng.choice([1, 4000, 1 << 20]),
+    )
+    hurt(world, rng)
     names = list(world.nodes)
     ps, ds = [n for n in names if n[0] == "p"], [n for n in names if n[0] == "d"]
     clients, done = [], []

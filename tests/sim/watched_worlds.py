@@ -91,8 +91,6 @@ def late_pull():
     """P gives the room up and its word is lost; D waits for pages, and pulls after the withdraw."""
     world = watched(num_pages=8)
     world.request(4, PROMPT, 15)
-    world.net.on_frame = lambda src, dst, frame: () if src.startswith("p0") or "7000" not in dst else (0.0,)
-    world.net.on_frame = None
     world.run(limit_s=0.004)
     world.request(5, PROMPT, 4)
     world.run(limit_s=0.008)
@@ -175,6 +173,15 @@ def restarted_p():
     return finish(world)
 
 
+def one_p_stays_dead():
+    world = watched(2, 1)
+    world.run(limit_s=0.1)
+    world.crash("p1")
+    world.run(limit_s=5.0)
+    world.request(5, PROMPT, 3)
+    return finish(world)
+
+
 def drained():
     world = watched()
     world.run(limit_s=0.1)
@@ -202,6 +209,5 @@ def aborted_p():
     world.request(5, PROMPT, 4)
     world.run(limit_s=0.05)
     world.nodes["p0"].manager.event(5, Event("abort_local", reason="client_abort"))
-    world.net.on_frame = None
     world.run(limit_s=1.0)
     return finish(world)

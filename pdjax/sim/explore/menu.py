@@ -64,7 +64,7 @@ TWO = FEW.but(name="two-rooms", asks=(Ask(), Ask(room=8)))
 REPEATS = ("hello", "notice")
 
 
-def _searches() -> list[Search]:
+def _quick() -> list[Search]:
     both = (("p0", 1), ("d0", 1))
     twins = (Ask(), Ask(d="d1", d_digest="b", p_leg=False))
     return [
@@ -112,6 +112,11 @@ def _searches() -> list[Search]:
             TWO.but(name="two-calm", wire=8, prompt=True),
             "two rooms, one page set and one room of budget: both end by messages alone",
         ),
+    ]  # fmt: skip
+
+
+def _deep() -> list[Search]:
+    return [
         Search(ONE.but(name="one-room-crash-d", crashes=(("d0", 1),)), "one-room and a crash of D", True),
         Search(ONE.but(name="one-room-crash-p", crashes=(("p0", 1),)), "one-room and a crash of P", True),
         Search(TWO.but(name="two-abort-p", aborts=("p",)), "two rooms, P aborts", True),
@@ -129,4 +134,4 @@ def _searches() -> list[Search]:
     ]  # fmt: skip
 
 
-SEARCHES: dict[str, Search] = {s.name: s for s in _searches()}
+SEARCHES: dict[str, Search] = {s.name: s for s in (*_quick(), *_deep())}

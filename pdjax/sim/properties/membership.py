@@ -29,10 +29,22 @@ class V6(Property):
     name = "V6"
     sentence = "a living instance is listed, a dead or replaced one leaves"
     bound = "T_m = TTL + heartbeat + R"
-    hears = ("born",)
+    hears = ("born", "crashed")
+    sampled = True
+
+    def __init__(self, ctx: Context) -> None:
+        super().__init__(ctx)
+        self.gone_ms: dict[tuple[str, str], float] = {}  # life → when it ended
+        self.read: dict[str, Any] = {}  # node → the newest answer of the registry that was looked at
 
     def on_line(self, line: dict[str, Any], track: Track | None) -> None:
         name, epoch = line["node"], line["epoch"]
+        if line["event"] == "crashed":
+            self.gone_ms[name, epoch] = line["t"]
+            return
+        for life in self.ctx.births:
+            if life[0] == name and life[1] != epoch:
+                self.gone_ms.setdefault(life, line["t"])  # replaced
 
         def check() -> None:
             node = self.ctx.node(name, epoch)
@@ -40,12 +52,32 @@ class V6(Property):
             if node is None or node.manager.draining:
                 return
             calm = self.ctx.now - max(self.ctx.disturbed_ms, line["t"]) >= bound_ms
-            if not calm or self.ctx.world.net.registry is None or self.ctx.stopped(name):
-                self.ctx.at(self.ctx.now + bound_ms, check)
-            elif not listed(self.ctx, name, epoch):
+            there = self.ctx.world.net.registry is not None and not self.ctx.stopped(name)
+            if calm and there and not listed(self.ctx, name, epoch):
                 self.breach(f"{name} lives and is not listed")
+            self.ctx.at(self.ctx.now + bound_ms, check)
 
         self.ctx.at(line["t"] + self._bound_ms(name, epoch), check)
+
+    def on_sample(self) -> None:
+        """No answer that the registry gave later than T_m after an end shows that life.
+
+        Counted from the newest fault of a process or link: a stopped one may hand an old answer on.
+        """
+        if not self.gone_ms:
+            return
+        for node in self.ctx.up:
+            known = node.registry._known
+            if known is None or self.read.get(node.name) is known:
+                continue
+            self.read[node.name] = known
+            latest_ms = node.registry._known_at * 1000 - self._bound_ms(node.name, node.manager.log.epoch)
+            for entry in known.entries:
+                gone_ms = self.gone_ms.get((entry.instance_id, str(entry.epoch)))
+                if gone_ms is not None and max(gone_ms, self.ctx.broken_ms) < latest_ms:
+                    self.breach(
+                        f"{node.name} is told of a life of {entry.instance_id} that ended at {gone_ms:g} ms"
+                    )
 
     def _bound_ms(self, name: str, epoch: str) -> float:
         s = self.ctx.settings(name)

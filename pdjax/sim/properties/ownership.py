@@ -166,7 +166,7 @@ class S4(Property):
 class S16(Property):
     name = "S16"
     sentence = "one writer for each slot: first token, parts and pages of an attempt are written once"
-    hears = ("transition", "registered")
+    hears = ("transition",)
     ONCE = ("note_ready", "deliver", "keep_arrays", "register", "mint_attempt", "start_pull")
 
     @staticmethod
@@ -174,7 +174,7 @@ class S16(Property):
         return any(effect in d.effects for effect in S16.ONCE)
 
     def on_line(self, line: dict[str, Any], track: Track | None) -> None:
-        if track is None or line["event"] == "registered":
+        if track is None:
             return
         for effect in self.ONCE:
             if effect in line["effects"] and track.seen.get(effect, 0) > 1:
