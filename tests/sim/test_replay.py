@@ -39,6 +39,13 @@ def test_the_file_and_its_name_agree():
         assert path.stem.lower().replace("_", "-") == name or path.stem.endswith(name), path
 
 
+def test_every_file_says_what_comes_out():
+    for path in TRACES:
+        wanted = json.loads(path.read_text())["expect"]["outcomes"].values()
+        assert wanted, path
+        assert "any" not in {w["outcome"] if isinstance(w, dict) else w for w in wanted}, path
+
+
 def digests_elsewhere(seed: str) -> dict[str, str]:
     """The digests of all traces from a process of its own with that PYTHONHASHSEED."""
     script = (

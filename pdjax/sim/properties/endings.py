@@ -249,10 +249,11 @@ class V7(Property):
         self.ctx.at(began + bound_ms + SLACK_MS + STEP_MS, check)
 
     def _waits_for_another(self, receiver: Track, sender: Track) -> bool:
-        """D is not bound, and this P is none of those that it may still hear of: only timers are left.
+        """This P is none of those that D may still hear of: only timers are left.
 
-        The registry has not shown the P to D (it is away, or does not match), or the P has said failed while others
-        remain, which is no failure (protocol §3: D cannot know which of them the router has chosen).
+        The registry has not shown the P to D (it is away, or does not match), or the P has dropped out while others
+        remain, which is no failure (protocol §3: D cannot know which of them the router has chosen). It has said
+        failed, or was not heard; in the second case it may have the room, and D does not tell it when the room ends.
         """
         node = self.ctx.node(receiver.node, receiver.epoch)
         record = node.manager.receiver.rooms.get(receiver.room) if node is not None else None
