@@ -79,13 +79,25 @@ def read(data: Iterable[bytes]) -> tuple[list[Line], list[Finding]]:
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             wrong.append(Finding("log", f"not JSON: {error}", number))
             continue
+        except RecursionError:
+            wrong.append(Finding("log", "not a line of an event log: nested too deep", number))
+            continue
         if not _is_line(raw):
             wrong.append(
-                Finding("log", "a line has n, t, node, epoch and event, and rooms are exact integers", number)
+                Finding(
+                    "log",
+                    "a line has n, t, node, epoch and event, t is a number, and rooms are exact integers",
+                    number,
+                )
             )
             continue
         lines.append(Line(number, raw))
     return lines, wrong
+
+
+def _is_whole(text: str) -> bool:
+    """A number below 2^64 has at most 20 digits, and int() refuses thousands of them."""
+    return text.isdecimal() and len(text) <= 20
 
 
 def _is_line(raw: Any) -> bool:
@@ -94,10 +106,11 @@ def _is_line(raw: Any) -> bool:
     room, token, pages = raw.get("room", 0), raw.get("token", 0), raw.get("pages", [])
     return (
         type(raw["n"]) is int
-        and str(raw["epoch"]).isdecimal()
-        and (type(room) is int or (isinstance(room, str) and room.isdecimal()))
+        and type(raw["t"]) in (int, float)
+        and _is_whole(str(raw["epoch"]))
+        and (type(room) is int or (isinstance(room, str) and _is_whole(room)))
         and isinstance(pages, list)
-        and (not pages or ("token" in raw and str(token).isdecimal()))
+        and (not pages or ("token" in raw and _is_whole(str(token))))
         and all(type(page) is int for page in pages)
     )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
 import time
 from pathlib import Path
@@ -18,16 +19,18 @@ import typer
 from pdjax.sim import fuzz as fuzzing
 from pdjax.sim import mutate as mutation
 from pdjax.sim import shrink as shrinking
-from pdjax.sim.command import wrong
+from pdjax.sim.command import endless, write, wrong
 from pdjax.sim.draw import draw
 from pdjax.sim.explain import explain as in_words
 from pdjax.sim.explain import meaning
-from pdjax.sim.replay import run_trace
+from pdjax.sim.properties import NOT_SHOWN, SENTENCES
+from pdjax.sim.replay import NoEndError, run_trace
 from pdjax.sim.schema import TraceError
 from pdjax.sim.trace_file import dumps, load
 
 TRACES = Path("tests") / "traces"
 SHOW_EVERY_S = 2.0
+MAX_JOBS = 256  # processes, each with a Python of its own
 
 
 def quiet() -> None:
@@ -35,9 +38,17 @@ def quiet() -> None:
     logging.disable(logging.CRITICAL)
 
 
+def can_hold_files(folder: Path) -> bool:
+    """It is a folder that can be written to, or can be made."""
+    at = os.path.abspath(folder)
+    while not os.path.exists(at):
+        at = os.path.dirname(at)
+    return os.path.isdir(at) and os.access(at, os.W_OK | os.X_OK)
+
+
 def fuzz(
     seeds: Annotated[int, typer.Option(min=1, help="how many worlds")] = 200,
-    jobs: Annotated[int, typer.Option(min=1, help="processes")] = 1,
+    jobs: Annotated[int, typer.Option(min=1, max=MAX_JOBS, help="processes")] = 1,
     first: Annotated[int, typer.Option(min=0, help="the first seed")] = 0,
     save: Annotated[Path, typer.Option(help="where the first failure is written, shrunk")] = Path("found"),
     keep_going: Annotated[
@@ -47,6 +58,8 @@ def fuzz(
 ) -> None:
     """Random worlds with random faults, healed at the end. Every property is checked in each."""
     quiet()
+    if not can_hold_files(save):  # said before an hour of worlds, not after it
+        raise wrong(f"--save {save}: no folder that can be written to")
     shown, n_failed = time.monotonic(), 0
 
     def progress(report: fuzzing.Report) -> None:
@@ -65,9 +78,12 @@ def fuzz(
     for found in report.failed[:1]:
         trace = draw(found.seed)
         small = shrinking.shrink(trace, signature=tuple(found.signature), limit_s=20.0)
-        save.mkdir(parents=True, exist_ok=True)
+        try:
+            save.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise wrong(f"--save {save}: {error.strerror}") from None
         path = save / f"{trace['name']}.json"
-        path.write_text(dumps(small.trace), encoding="utf-8")
+        write(path, dumps(small.trace))
         typer.echo(f"seed {found.seed}: {found.text}")
         typer.echo(f"{len(trace['steps'])} steps became {len(small.trace['steps'])}: sim replay {path}")
     raise typer.Exit(1 if report.failed else 0)
@@ -85,13 +101,13 @@ def shrink(
     try:
         trace = dict(load(file).raw)
     except TraceError as error:
-        raise wrong(str(error)) from None
+        raise wrong(f"{file}: {error}") from None
     try:
         small = shrinking.shrink(trace, limit_s=limit)
     except ValueError as error:
         raise wrong(f"{file}: {error}") from None
     path = out or file.with_suffix(".small.json")
-    path.write_text(dumps(small.trace), encoding="utf-8")
+    write(path, dumps(small.trace))
     typer.echo(
         f"{small.signature[0]}: {len(trace['steps'])} steps became {len(small.trace['steps'])} "
         f"in {small.runs} runs: {path}"
@@ -101,7 +117,7 @@ def shrink(
 def explain(what: Annotated[str, typer.Argument(help="a trace file, or the name of a property")]) -> None:
     """What a violated property means, which row showed it, who owned what, and the steps."""
     quiet()
-    if not Path(what).exists():
+    if what in SENTENCES or what in NOT_SHOWN or not os.path.exists(what):  # which takes any text as a name
         try:
             typer.echo(meaning(what))
         except KeyError:
@@ -110,11 +126,13 @@ def explain(what: Annotated[str, typer.Argument(help="a trace file, or the name 
     try:
         typer.echo(in_words(run_trace(load(Path(what)))), nl=False)
     except TraceError as error:
-        raise wrong(str(error)) from None
+        raise wrong(f"{what}: {error}") from None
+    except NoEndError as error:
+        raise endless(what, error) from None
 
 
 def mutate(
-    jobs: Annotated[int, typer.Option(min=1, help="processes")] = 1,
+    jobs: Annotated[int, typer.Option(min=1, max=MAX_JOBS, help="processes")] = 1,
     every: Annotated[int, typer.Option(min=1, help="only each n-th row mutant")] = 1,
     seeds: Annotated[int, typer.Option(min=0, help="random worlds beside the recorded traces")] = 150,
     mistakes_only: Annotated[bool, typer.Option("--mistakes", help="only the written-out mistakes")] = False,
@@ -122,6 +140,8 @@ def mutate(
 ) -> None:
     """Make the protocol wrong on purpose, one way at a time: which property notices?"""
     quiet()
+    if not TRACES.is_dir():
+        raise wrong(f"{TRACES}: there is no such folder: run it at the root of the project")
     mutants = mutation.mistakes() + ([] if mistakes_only else mutation.row_mutants()[::every])
     runs = mutation.baseline(mutation.fixed_traces(TRACES, seeds))
     verdicts = []
@@ -134,8 +154,8 @@ def mutate(
     typer.echo(mutation.score(verdicts))
     if write:
         kept = mutation.record(verdicts)
-        mutation.RECORD.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
-        mutation.PAGE.write_text(mutation.page(kept), encoding="utf-8")
+        write(mutation.RECORD, json.dumps(kept, indent=1) + "\n")
+        write(mutation.PAGE, mutation.page(kept))
     rows = {m.name for m in mutation.row_mutants()}
     unexplained = [v.name for v in verdicts if not v.killed and not mutation.argument(f": {v.name}")]
     for name in unexplained:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from pdjax.sim.importer import import_logs
-from pdjax.sim.replay import Result, run_trace
+from pdjax.sim.replay import NoEndError, Result, run_trace
 from pdjax.sim.runlog import NoRun
 from pdjax.sim.schema import TraceError
 from pdjax.sim.trace_file import dumps, load, parse
@@ -22,6 +23,28 @@ def wrong(text: str) -> typer.Exit:
     """Exit 2 with one line."""
     typer.echo(text, err=True)
     return typer.Exit(WRONG)
+
+
+def endless(file: Path | str, error: NoEndError) -> typer.Exit:
+    """Exit 1 with one line: the file is right, and its world does not come to an end."""
+    typer.echo(f"{file}: {error}", err=True)
+    return typer.Exit(DIFFERS)
+
+
+def write(path: Path, text: str) -> None:
+    """A whole file or none, also when two runs write the same one at once. Exit 2 where it cannot be written."""
+    try:
+        if path.exists() and not path.is_file():  # a pipe, a device: there is nothing to replace
+            path.write_text(text, encoding="utf-8")
+            return
+        part = path.with_name(f"{path.name}.{os.getpid()}.part")
+        try:
+            part.write_text(text, encoding="utf-8")
+            part.replace(path)
+        finally:
+            part.unlink(missing_ok=True)
+    except OSError as error:
+        raise wrong(f"{path}: {error.strerror}") from None
 
 
 def exit_code(result: Result) -> int:
@@ -92,11 +115,10 @@ def replay(
         result = run_trace(trace)
     except TraceError as error:
         raise wrong(f"{file}: {error}") from None
+    except NoEndError as error:
+        raise endless(file, error) from None
     for path, content in outputs(result, trace, svg=svg, perfetto=perfetto, log=log, pin=pin).items():
-        try:
-            path.write_text(content, encoding="utf-8")
-        except OSError as error:
-            raise wrong(f"{path}: {error.strerror}") from None
+        write(path, content)
     if as_json:
         typer.echo(json.dumps(report(result)))
     else:
@@ -157,10 +179,7 @@ def import_(
         parse(raw)
     except (NoRun, TraceError) as error:
         raise wrong(str(error)) from None
-    try:
-        out.write_text(dumps(raw), encoding="utf-8")
-    except OSError as error:
-        raise wrong(f"{out}: {error.strerror}") from None
+    write(out, dumps(raw))
     for remark in remarks:
         typer.echo(remark, err=True)
     typer.echo(f"{out}: {len(raw['steps'])} steps; sim replay {out} runs it")

@@ -10,6 +10,7 @@ from typing import Any, cast, get_args
 from pdjax.core.errors import ConfigError
 from pdjax.core.settings import PDSettings
 from pdjax.sched.scheduler import SchedulerConfig
+from pdjax.sim.limits import MAX_COUNT, check_pool
 from pdjax.sim.node import NodeSpec
 from pdjax.sim.runner import SimModel
 from pdjax.sim.schema import TraceError, show
@@ -43,9 +44,9 @@ def node_spec(
         if flag in _SETTINGS:
             settings[_SETTINGS[flag].name] = _setting(value, _SETTINGS[flag].default, path)
         elif flag in _NUMBERS:
-            if type(value) is not int or value < _NUMBERS[flag]:
+            if type(value) is not int or not _NUMBERS[flag] <= value <= MAX_COUNT:
                 raise TraceError(
-                    path, f"an integer of at least {_NUMBERS[flag]} expected, {show(value)} found"
+                    path, f"an integer from {_NUMBERS[flag]} to {MAX_COUNT:,} expected, {show(value)} found"
                 )
             numbers[flag] = value
         elif flag in _TEXTS:
@@ -66,6 +67,7 @@ def node_spec(
         raise TraceError("world.flags", f"timers that cannot work on {name}: " + "; ".join(broken))
     page_size = numbers.get("page-size", page_size)
     num_pages = numbers.get("num-pages", n_pages + 1)
+    check_pool(name, num_pages, page_size)
     max_batch = numbers.get("max-running-requests", 16)
     try:
         config = SchedulerConfig(
@@ -99,8 +101,8 @@ def _setting(value: Any, default: Any, path: str) -> Any:
             raise TraceError(path, f"true or false expected, {show(value)} found")
         return value
     if isinstance(default, int):
-        if type(value) is not int or value < 0:
-            raise TraceError(path, f"a whole number expected, {show(value)} found")
+        if type(value) is not int or not 0 <= value <= MAX_COUNT:
+            raise TraceError(path, f"a whole number up to {MAX_COUNT:,} expected, {show(value)} found")
         return value
     if type(value) not in (int, float) or not 0 <= value < 1e9:
         raise TraceError(path, f"a number of seconds expected, {show(value)} found")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import multiprocessing
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -17,6 +16,7 @@ from dataclasses import dataclass, field
 from pdjax.core import transitions
 from pdjax.sim.draw import draw
 from pdjax.sim.properties.sometimes import MOMENTS
+from pdjax.sim.workers import workers
 
 RAISED = "the run raised"
 
@@ -104,7 +104,7 @@ def _results(seeds: range, jobs: int) -> Iterator[Found]:
         with _collected_by_hand():
             yield from map(_run_alone, seeds)
         return
-    with multiprocessing.get_context("spawn").Pool(jobs, _begin) as pool:
+    with workers(jobs, _begin) as pool:
         yield from pool.imap_unordered(_run_alone, seeds, chunksize=8)
 
 

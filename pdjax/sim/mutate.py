@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import multiprocessing
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from pdjax.core import transitions as t
+from pdjax.sim.workers import workers
 
 Patch = Callable[[], contextlib.AbstractContextManager[None]]
 
@@ -500,7 +500,7 @@ def campaign(mutants: list[Mutant], runs: list[Run], jobs: int = 1) -> Iterator[
         for mutant in mutants:
             yield judge(mutant, runs)
         return
-    with multiprocessing.get_context("spawn").Pool(jobs, _start, (runs,)) as pool:
+    with workers(jobs, _start, (runs,)) as pool:
         yield from pool.imap(_judge_named, [m.name for m in mutants], chunksize=4)
 
 

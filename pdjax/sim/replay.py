@@ -24,8 +24,12 @@ from pdjax.sim.trace_file import parse
 from pdjax.sim.trace_types import Trace
 from pdjax.sim.world import World
 
-MAX_EVENTS = 3_000_000  # of one run: beyond it something goes in circles
+MAX_EVENTS = 500_000  # of one run, some 700 times an ordinary one: beyond it something goes in circles
 LOOK_S = 0.005  # how often a settling world is looked at
+
+
+class NoEndError(RuntimeError):
+    """The run goes in circles, or stands still with a request open. The text says at what time."""
 
 
 @dataclass(frozen=True)
@@ -125,9 +129,8 @@ class Run:
         world, router, scenario = self.world, self.router, self.scenario
         while router.n_open or scenario.pending:
             if not world.step():
-                raise RuntimeError("a request is open and nothing will ever happen")
-            if world.net.n_events > MAX_EVENTS:
-                raise RuntimeError(f"{MAX_EVENTS} events and no end")
+                raise NoEndError(f"a request is open at {world.now * 1000:g} ms and nothing will ever happen")
+            self._count()
         began_s = max(router.last_end_s, scenario.last_s)
         settings = [spec.settings for spec in self.trace.nodes]
         bound = self.trace.quiescent_within
@@ -141,6 +144,10 @@ class Run:
         more_s = max(s.graveyard_timeout_s + s.notice_life_s + s.answer_bound_s for s in settings)
         self._settle(world.now + more_s, strict=True)
 
+    def _count(self) -> None:
+        if self.world.net.n_events > MAX_EVENTS:
+            raise NoEndError(f"no end after {MAX_EVENTS:,} events, at {self.world.now * 1000:g} ms")
+
     def _settle(self, stop_s: float, *, strict: bool) -> bool:
         world = self.world
         look_s = world.now
@@ -151,6 +158,7 @@ class Run:
                 look_s = world.now + LOOK_S
             if not world.step(stop_s):
                 return world.quiescent(strict=strict)
+            self._count()
 
     def finish(self) -> Result:
         world, scenario, trace = self.world, self.scenario, self.trace
@@ -221,7 +229,7 @@ class Run:
 
 
 def run_trace(trace: Trace | Mapping[str, Any], *, watch: bool = True, conformance: bool = True) -> Result:
-    """Run a trace, a checked one or a decoded file. Raises TraceError for a wrong one."""
+    """Run a trace, a checked one or a decoded file. Raises TraceError for a wrong one, NoEndError."""
     with _quiet():
         run = Run(trace if isinstance(trace, Trace) else parse(trace), watch=watch, conformance=conformance)
         run.go()

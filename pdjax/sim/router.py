@@ -86,16 +86,21 @@ class Router:
 
     def prompt_of(self, value: Mapping[str, Any], values: Mapping[str, Mapping[str, Any]]) -> list[int]:
         """Token ids that only this rid has, after those that it shares with another."""
-        rid = value["rid"]
-        if rid not in self._prompts:
-            salt = xxhash.xxh3_64_intdigest(rid.encode(), seed=self.seed & (1 << 64) - 1)
-            own = [(salt + i * 0x9E3779B97F4A7C15 >> 17) % (1 << 20) for i in range(value["prompt"])]
-            prefix = value.get("prefix")
-            if prefix is not None:
-                shared = self.prompt_of(values[prefix["rid"]], values)[: prefix["tokens"]]
-                own[: len(shared)] = shared
-            self._prompts[rid] = own
-        return self._prompts[rid]
+        chain = [value]
+        while chain[-1]["rid"] not in self._prompts and "prefix" in chain[-1]:
+            chain.append(values[chain[-1]["prefix"]["rid"]])
+        for part in reversed(chain):  # a chain may be longer than Python's stack
+            if part["rid"] not in self._prompts:
+                self._prompts[part["rid"]] = self._prompt_after(part)
+        return self._prompts[value["rid"]]
+
+    def _prompt_after(self, value: Mapping[str, Any]) -> list[int]:
+        salt = xxhash.xxh3_64_intdigest(value["rid"].encode(), seed=self.seed & (1 << 64) - 1)
+        own = [(salt + i * 0x9E3779B97F4A7C15 >> 17) % (1 << 20) for i in range(value["prompt"])]
+        if "prefix" in value:
+            shared = self._prompts[value["prefix"]["rid"]][: value["prefix"]["tokens"]]
+            own[: len(shared)] = shared
+        return own
 
     # ---------------------------------------------------------------- one attempt
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pdjax.sim.limits import MAX_DIGITS, MAX_FILE_BYTES, check_size, sayable, too_deep
 from pdjax.sim.schema import SchemaError, TraceError, join, show, trace_schema, validate
 from pdjax.sim.trace_reader import Reader
 from pdjax.sim.trace_types import FORMAT, Trace
@@ -19,11 +20,15 @@ from pdjax.sim.trace_types import FORMAT, Trace
 def load(path: Path) -> Trace:
     """Read and check a file. Raises TraceError."""
     try:
-        text = path.read_bytes().decode("utf-8")
+        with path.open("rb") as file:
+            data = file.read(MAX_FILE_BYTES + 1)
+        text = data.decode("utf-8")
     except OSError as error:
-        raise TraceError("", f"{path}: {error.strerror}") from None
+        raise TraceError("", error.strerror or str(error)) from None
     except UnicodeDecodeError as error:
-        raise TraceError("", f"{path} is not UTF-8: {error}") from None
+        raise TraceError("", f"not UTF-8: {error}") from None
+    if len(data) > MAX_FILE_BYTES:
+        raise TraceError("", f"more than {MAX_FILE_BYTES:,} bytes: no trace is as large")
     return parse(loads(text))
 
 
@@ -35,7 +40,7 @@ class _Trap:
 
 
 def loads(text: str) -> Any:
-    """JSON without its traps: no key twice, no NaN or Infinity. Raises TraceError, which names the key and its step."""
+    """JSON without its traps: no key twice, no NaN or Infinity, no endless number, no half of a character. Raises TraceError, which names the key and its step."""
 
     def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
         found: dict[str, Any] = {}
@@ -46,25 +51,34 @@ def loads(text: str) -> Any:
     def constant(name: str) -> _Trap:
         return _Trap(f"{name} is no number")
 
+    def integer(digits: str) -> int | _Trap:
+        return int(digits) if len(digits) <= MAX_DIGITS else _Trap(f"a number of {len(digits)} digits")
+
     try:
-        read = json.loads(text, object_pairs_hook=pairs, parse_constant=constant)
-        _refuse_traps(read, "")
+        read = json.loads(text, object_pairs_hook=pairs, parse_constant=constant, parse_int=integer)
     except json.JSONDecodeError as error:
         raise TraceError("", f"not JSON: {error}") from None
     except RecursionError:
         raise TraceError("", "not a trace: nested too deep") from None
+    if too_deep(read):
+        raise TraceError("", "not a trace: nested too deep")
+    _refuse_traps(read, "")
     return read
 
 
 def _refuse_traps(value: Any, path: str) -> None:
     if isinstance(value, _Trap):
         raise TraceError(path, value.text)
+    if isinstance(value, str) and not sayable(value):
+        raise TraceError(path, f"{show(value)} has half of a character (a lone surrogate)")
     items: Iterable[tuple[str | int, Any]] = ()
     if isinstance(value, dict):
         items = value.items()
     elif isinstance(value, list):
         items = enumerate(value)
     for key, item in items:
+        if isinstance(key, str) and not sayable(key):
+            raise TraceError(path, f"the key {show(key)} has half of a character (a lone surrogate)")
         _refuse_traps(item, join(path, key))
 
 
@@ -77,6 +91,7 @@ def parse(raw: Any) -> Trace:
         validate(raw, schema, schema)
     except SchemaError as error:
         raise TraceError(error.path, error.text) from None
+    check_size(raw)
     return Reader(raw).trace()
 
 

@@ -5,6 +5,7 @@ Every error names the key and the step. Must never accept a file whose steps can
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -33,7 +34,7 @@ _TO_SENDER = tuple(wire.EVENT_OF[kind] for kind in wire.TO_SENDER)
 
 def exact_room(value: Any, path: str) -> int:
     """A room as an integer below 2^63. Raises TraceError."""
-    if isinstance(value, str) and value.isascii() and value.isdigit():
+    if isinstance(value, str) and re.fullmatch("[0-9]{1,19}", value):
         value = int(value)
     if type(value) is not int or not 0 <= value <= wire.MAX_ROOM:
         raise TraceError(
@@ -50,6 +51,7 @@ class Reader:
     nodes: dict[str, NodeSpec] = field(default_factory=dict)
     requests: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     rooms: dict[int, None] = field(default_factory=dict)
+    rooted: set[str] = field(default_factory=set)  # requests whose chain of prefixes was seen to end
 
     def trace(self) -> Trace:
         raw = self.raw
@@ -169,12 +171,13 @@ class Reader:
             longest = min(value["prompt"], self.requests[other]["prompt"])
             if prefix["tokens"] > longest:
                 raise TraceError(f"{path}.prefix.tokens", f"at most {longest} tokens are in both prompts")
-            seen, at = [value["rid"]], other
-            while "prefix" in self.requests.get(at, {}):
+            seen, at = {value["rid"]}, other
+            while at not in self.rooted and "prefix" in self.requests.get(at, {}):
                 if at in seen:
                     raise TraceError(f"{path}.prefix.rid", "prompts that share each other's beginning")
-                seen.append(at)
+                seen.add(at)
                 at = self.requests[at]["prefix"]["rid"]
+            self.rooted |= seen
         return out
 
     def _rid(self, rid: str, path: str) -> str:
@@ -232,7 +235,7 @@ class Reader:
         if "room" in message:
             message["room"] = exact_room(message["room"], f"{path}.message.room")
         for key in ("attempt", "uuid", "ack_epoch"):
-            if isinstance(message.get(key), str) and message[key].isdigit():
+            if isinstance(message.get(key), str) and re.fullmatch("[0-9]{1,20}", message[key]):
                 message[key] = int(message[key])
             if key in message and (type(message[key]) is not int or not 0 <= message[key] < 1 << 64):
                 raise TraceError(f"{path}.message.{key}", "an integer in [0, 2^64), or its digits, expected")
