@@ -46,7 +46,8 @@ def node_spec(
         elif flag in _NUMBERS:
             if type(value) is not int or not _NUMBERS[flag] <= value <= MAX_COUNT:
                 raise TraceError(
-                    path, f"an integer from {_NUMBERS[flag]} to {MAX_COUNT:,} expected, {show(value)} found"
+                    path,
+                    f"an integer of at least {_NUMBERS[flag]} and at most {MAX_COUNT:,} expected, {show(value)} found",
                 )
             numbers[flag] = value
         elif flag in _TEXTS:
