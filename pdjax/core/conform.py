@@ -83,13 +83,8 @@ def read(data: Iterable[bytes]) -> tuple[list[Line], list[Finding]]:
             wrong.append(Finding("log", "not a line of an event log: nested too deep", number))
             continue
         if not _is_line(raw):
-            wrong.append(
-                Finding(
-                    "log",
-                    "a line has n, t, node, epoch and event, t is a number, and rooms are exact integers",
-                    number,
-                )
-            )
+            said = "a line has n, t, node, epoch and event; t is a number, rooms are exact integers"
+            wrong.append(Finding("log", said, number))
             continue
         lines.append(Line(number, raw))
     return lines, wrong
