@@ -5,6 +5,7 @@ Exit codes: 0 as expected, 1 a property broke, 2 the call or a file is wrong, 3 
 
 from __future__ import annotations
 
+import io
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -71,4 +72,7 @@ def docs(
 
 def main() -> None:
     """The console script."""
+    for stream in (sys.stdout, sys.stderr):  # a terminal without Unicode gets question marks, not a traceback
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
     sys.exit(app())

@@ -196,6 +196,20 @@ def test_mutate_away_from_the_project(tmp_path, monkeypatch):
     assert result.exit_code == 2 and "at the root of the project" in result.stderr
 
 
+def test_a_terminal_without_unicode(tmp_path):
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps(file()))
+    code = "from pdjax.sim.cli import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "replay", path],
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0 and b"a: ok" in done.stdout and not done.stderr
+
+
 def test_an_interrupt_ends_all_processes_and_none_complains():
     """Ctrl-C goes to the whole group, also to workers that have hardly begun."""
     code = "from pdjax.sim.cli import main; main()"
