@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from pdjax.sim.properties.base import ENDED, SLACK_MS, STEP_MS, Context, Decision, Property, Track
+from pdjax.sim.properties.base import ENDED, SLACK_MS, STEP_MS, Context, Decision, Life, Property, Track
 from pdjax.sim.properties.upkeep import EXPIRES, Answers, is_over, still_works, wrong_timers
 
 
@@ -137,7 +137,7 @@ class V2(Property):
 
         def check() -> str:
             node = self.ctx.node(track.node, track.epoch)
-            if node is None or not still_works(node, track.room):
+            if node is None or self._used_again(track) or not still_works(node, track.room):
                 return ""
             if node.host_turns < turns + 2 and node.will_look:
                 self._later(track, STEP_MS, check)
@@ -145,6 +145,11 @@ class V2(Property):
             return "its scheduler still works for it"
 
         self._later(track, 2 * STEP_MS, check)
+
+    def _used_again(self, track: Track) -> bool:
+        """The number came a second time, which it may once its tombstone has fallen: the work is the new room's."""
+        now = self.ctx.lives[track.node, track.epoch].rooms.get(track.room)
+        return now is not None and now.live
 
     def _limbo(self, track: Track) -> None:
         settings = self.ctx.settings(track.node)
@@ -202,10 +207,11 @@ class V7(Property):
     def __init__(self, ctx: Context) -> None:
         super().__init__(ctx)
         self.answers = Answers(ctx)
+        self.shown_ms: dict[tuple[str, str, str], float] = {}  # D, its attempt, a P: when D first knew of it
 
     @staticmethod
     def wants(d: Decision) -> bool:
-        return d.ends
+        return d.ends or d.event == "candidates"
 
     def on_instant(self) -> None:
         if self.answers.open:
@@ -216,6 +222,8 @@ class V7(Property):
         if "role" not in line:
             self.answers.on_line(line, track)
             return
+        if track is not None and line["event"] == "candidates":
+            self._note_candidates(line, track)
         if track is None or track.state not in ENDED or track.before in ENDED:
             return
         settings = self.ctx.settings(track.node)
@@ -240,13 +248,24 @@ class V7(Property):
                 return  # neither believes the other yet: silence and leases are left
             if there.began_ms > began or not self._same(track, there, attempt):
                 return
-            if self._waits_for_another(*((track, there) if track.role == "receiver" else (there, track))):
+            receiver, sender = (track, there) if track.role == "receiver" else (there, track)
+            if self._waits_for_another(receiver, sender):
+                return
+            shown_ms = self.shown_ms.get((receiver.node, receiver.attempt, sender.node), 0.0)
+            if self.ctx.now < shown_ms + bound_ms:  # the registry has just named this P to D: D asks it now
+                self.ctx.at(shown_ms + bound_ms + SLACK_MS, check)
                 return
             self.breach(
                 f"{track} ended ({track.reason}), {there} is still {there.state} {bound_ms:g} ms later"
             )
 
         self.ctx.at(began + bound_ms + SLACK_MS + STEP_MS, check)
+
+    def _note_candidates(self, line: dict[str, Any], receiver: Track) -> None:
+        node = self.ctx.node(receiver.node, receiver.epoch)
+        record = node.manager.receiver.rooms.get(receiver.room) if node is not None else None
+        for peer in record.candidates if record is not None else ():
+            self.shown_ms.setdefault((receiver.node, receiver.attempt, peer), line["t"])
 
     def _waits_for_another(self, receiver: Track, sender: Track) -> bool:
         """This P is none of those that D may still hear of: only timers are left.
@@ -302,11 +321,17 @@ class V10(Property):
         if not calm or node is None or self.ctx.stopped(line["peer"]):
             return
         lives = ((track.node, track.epoch), (line["peer"], node.manager.log.epoch))
-        there = self.ctx.lives[lives[1]].rooms.get(track.room)
-        if there is not None and is_over(track.attempt, track.node, there):
-            return  # its hellos get no answer
+        if self._asks_for_what_is_over(*lives):
+            return
         if not any(self.ctx.set_back(*life) for life in lives):
             self.breach(f"{track}: {line['peer']} lives and counts as silent", line)
+
+    def _asks_for_what_is_over(self, d: Life, p: Life) -> bool:
+        """One of D's rooms has lost its P to a twin and gets no answer. Silence is of the peer, not of that room: if
+        nothing else is asked of P, all of D's rooms that know it hear of the silence."""
+        there = self.ctx.lives[p].rooms
+        mine = self.ctx.lives[d].rooms.values()
+        return any(t.room in there and is_over(t.attempt, t.node, there[t.room]) for t in mine)
 
     def on_line(self, line: dict[str, Any], track: Track | None) -> None:
         if track is None:
