@@ -244,6 +244,9 @@ class V7(Property):
             there = self.ctx.other_side(track)
             if there is None or not there.live or self.ctx.stopped(there.node):
                 return
+            here = self.ctx.node(track.node, track.epoch)
+            if here is None or here.left:
+                return  # it has drained and ends: who is sent to it then finds nobody
             if any(self.ctx.set_back(t.node, t.epoch) for t in (track, there)):
                 return  # neither believes the other yet: silence and leases are left
             if there.began_ms > began or not self._same(track, there, attempt):
