@@ -136,7 +136,7 @@ def mutate(
     every: Annotated[int, typer.Option(min=1, help="only each n-th row mutant")] = 1,
     seeds: Annotated[int, typer.Option(min=0, help="random worlds beside the recorded traces")] = 150,
     mistakes_only: Annotated[bool, typer.Option("--mistakes", help="only the written-out mistakes")] = False,
-    write: Annotated[bool, typer.Option("--write", help="write docs/mutation.md")] = False,
+    keep: Annotated[bool, typer.Option("--write", help="write docs/mutation.md")] = False,
 ) -> None:
     """Make the protocol wrong on purpose, one way at a time: which property notices?"""
     quiet()
@@ -152,7 +152,7 @@ def mutate(
         elif sys.stderr.isatty():
             typer.echo(f"{len(verdicts)} of {len(mutants)}", err=True)
     typer.echo(mutation.score(verdicts))
-    if write:
+    if keep:
         kept = mutation.record(verdicts)
         write(mutation.RECORD, json.dumps(kept, indent=1) + "\n")
         write(mutation.PAGE, mutation.page(kept))
