@@ -6,7 +6,6 @@ a rule of its own: what counts as a failure is in ``fuzz``, ``shrink`` and ``mut
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import sys
@@ -23,6 +22,9 @@ from pdjax.sim.command import endless, write, wrong
 from pdjax.sim.draw import draw
 from pdjax.sim.explain import explain as in_words
 from pdjax.sim.explain import meaning
+from pdjax.sim.mutate import page, record, survivors
+from pdjax.sim.mutate.campaign import Library, campaign
+from pdjax.sim.mutate.runs import baseline, random_worlds, recorded_traces
 from pdjax.sim.properties import NOT_SHOWN, SENTENCES
 from pdjax.sim.replay import NoEndError, run_trace
 from pdjax.sim.schema import TraceError
@@ -134,30 +136,42 @@ def explain(what: Annotated[str, typer.Argument(help="a trace file, or the name 
 def mutate(
     jobs: Annotated[int, typer.Option(min=1, max=MAX_JOBS, help="processes")] = 1,
     every: Annotated[int, typer.Option(min=1, help="only each n-th row mutant")] = 1,
-    seeds: Annotated[int, typer.Option(min=0, help="random worlds beside the recorded traces")] = 150,
+    seeds: Annotated[int, typer.Option(min=0, help="random worlds beside the recorded traces")] = 60,
     mistakes_only: Annotated[bool, typer.Option("--mistakes", help="only the written-out mistakes")] = False,
-    keep: Annotated[bool, typer.Option("--write", help="write docs/mutation.md")] = False,
+    again: Annotated[
+        bool, typer.Option("--survivors", help="only what survived the last campaign; the rest of it stands")
+    ] = False,
+    keep: Annotated[
+        bool,
+        typer.Option("--write", help="keep a whole campaign: tests/mutants, the record, docs/mutation.md"),
+    ] = False,
 ) -> None:
     """Make the protocol wrong on purpose, one way at a time: which property notices?"""
     quiet()
     if not TRACES.is_dir():
         raise wrong(f"{TRACES}: there is no such folder: run it at the root of the project")
     mutants = mutation.mistakes() + ([] if mistakes_only else mutation.row_mutants()[::every])
-    runs = mutation.baseline(mutation.fixed_traces(TRACES, seeds))
+    if again:
+        mutants = [m for m in mutants if m.name not in record.recorded()["killed"]]
+    whole = keep and not mistakes_only and every == 1
+    library = Library(baseline(recorded_traces(TRACES, record.FOLDER)), baseline(random_worlds(seeds)))
     verdicts = []
-    for verdict in mutation.campaign(mutants, runs, jobs):
+    for verdict in campaign(mutants, library, jobs):
         verdicts.append(verdict)
+        if verdict.made is not None and whole:
+            library.add(verdict.made["name"], record.write_file(verdict), verdict.made)
         if not verdict.killed:
-            typer.echo(f"survives: {verdict.name} (its row is met in {verdict.reached} runs)")
+            typer.echo(
+                f"survives: {verdict.name} (its row is met in {verdict.runs} runs, {verdict.met} searches)"
+            )
         elif sys.stderr.isatty():
             typer.echo(f"{len(verdicts)} of {len(mutants)}", err=True)
-    typer.echo(mutation.score(verdicts))
-    if keep:
-        kept = mutation.record(verdicts)
-        write(mutation.RECORD, json.dumps(kept, indent=1) + "\n")
-        write(mutation.PAGE, mutation.page(kept))
-    rows = {m.name for m in mutation.row_mutants()}
-    unexplained = [v.name for v in verdicts if not v.killed and not mutation.argument(f": {v.name}")]
-    for name in unexplained:
+    typer.echo(f"{sum(v.killed for v in verdicts)} of {len(verdicts)} mutants noticed by a property")
+    if whole:
+        kept = record.record(verdicts, sum(os.times()[:4]), record.recorded() if again else None)
+        record.write(kept)
+        write(page.PAGE, page.page(kept))
+    unargued = [v.name for v in verdicts if not v.killed and not survivors.argument(v.name)]
+    for name in unargued:
         typer.echo(f"not argued: {name}")
-    raise typer.Exit(1 if any(name not in rows for name in unexplained) else 0)
+    raise typer.Exit(1 if unargued else 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -102,8 +103,11 @@ def replay(
     pin: Annotated[
         Path | None, typer.Option(help="write the trace again with this run's choices and digest")
     ] = None,
+    mutant: Annotated[
+        str, typer.Option(help="make the protocol wrong in this way first: a name of docs/mutation.md")
+    ] = "",
 ) -> None:
-    """Run a scenario and show what happened.
+    """Run a scenario and show what happened. A file with a way through the model is replayed in the model.
 
     Exit 0: as the file expects. 1: a property broke or an outcome differs. 2: the file or the call is wrong.
     3: not the run that was recorded.
@@ -112,7 +116,10 @@ def replay(
         raise wrong(f"--engine {engine}: this version replays in the simulator only (sim)")
     try:
         trace = load(file)
-        result = run_trace(trace)
+        with _wrong_on_purpose(mutant):
+            if "model" in trace.raw:
+                raise typer.Exit(_replay_in_model(trace, as_json))
+            result = run_trace(trace, conformance=not mutant)
     except TraceError as error:
         raise wrong(f"{file}: {error}") from None
     except NoEndError as error:
@@ -130,6 +137,36 @@ def replay(
         if result.differs_at is not None:
             typer.echo(divergence(result))
     raise typer.Exit(exit_code(result))
+
+
+def _wrong_on_purpose(mutant: str) -> AbstractContextManager[None]:
+    from pdjax.sim.mutate import all_mutants
+
+    if not mutant:
+        return nullcontext()
+    found = next((m for m in all_mutants() if m.name == mutant), None)
+    if found is None:
+        raise wrong(f"{mutant}: there is no such mutant; docs/mutation.md names them")
+    return found.patch()
+
+
+def _replay_in_model(trace: Trace, as_json: bool) -> int:
+    """Make the file's moves; the exit code."""
+    from pdjax.sim.explore.saved import walk
+
+    try:
+        found = walk(trace.raw["model"])
+    except ValueError as error:
+        raise TraceError("model", str(error)) from None
+    code = AS_EXPECTED if set(found.broken) == set(trace.violations) else DIFFERS
+    if as_json:
+        violations = [{"property": v.rule, "text": v.text} for v in found.breaches]
+        typer.echo(
+            json.dumps({"name": trace.name, "exit": code, "violations": violations, "moves": found.taken})
+        )
+    else:
+        typer.echo(f"{trace.name}: {trace.why}\n{found.told()}")
+    return code
 
 
 def outputs(

@@ -14,7 +14,7 @@ from pdjax.sim import mutate
 
 
 def rows(change):
-    return mutate._rows_where(change)()
+    return mutate.rows_where(change)()
 
 
 def effects_of(role, event, states=None):
@@ -41,15 +41,15 @@ def without(effect, role=None, event=None):
 
 
 def attribute(owner, name, make):
-    return mutate._attribute(owner, name, make(owner.__dict__[name]))
+    return mutate.attribute(owner, name, make(owner.__dict__[name]))
 
 
 def effect(side, name, make):
-    return mutate._table_entry(side, "_effects", name, make(side._effects[name]))
+    return mutate.table_entry(side, "_effects", name, make(side._effects[name]))
 
 
 def condition(side, name, value):
-    return mutate._table_entry(side, "_conditions", name, lambda room, ev: value)
+    return mutate.table_entry(side, "_conditions", name, lambda room, ev: value)
 
 
 def mistake(name):
@@ -149,7 +149,7 @@ def no_pages():
     stack = contextlib.ExitStack()
     stack.enter_context(condition(ReceiverRoom, "pages_taken", True))
     stack.enter_context(
-        mutate._attribute(DecodeMixin, "_start_pull", lambda self, seq: pull_without(self, seq))
+        mutate.attribute(DecodeMixin, "_start_pull", lambda self, seq: pull_without(self, seq))
     )
     return stack
 
@@ -179,7 +179,7 @@ def inbox_unread(old):
 def no_fingerprints():
     stack = contextlib.ExitStack()
     stack.enter_context(condition(SenderRoom, "foreign_fingerprint", False))
-    stack.enter_context(mutate._attribute(Registry, "_judge", staticmethod(lambda asker, seat: None)))
+    stack.enter_context(mutate.attribute(Registry, "_judge", staticmethod(lambda asker, seat: None)))
     return stack
 
 

@@ -113,7 +113,7 @@ def test_each_way_to_share_wrongly_is_noticed(broken, name, prop):
     raw = trace(name)
     raw["steps"][1]["request"]["prefix"]["tokens"] = 34  # differs from a in the middle of a page
     assert run_out(raw)[0].ok
-    with mutate._attribute(owner, attribute, change(owner.__dict__[attribute])):
+    with mutate.attribute(owner, attribute, change(owner.__dict__[attribute])):
         run = Run(parse(raw), conformance=False)
         for _ in range(EVENTS):  # not to its end: a scheduler that raises makes no progress
             run.world.step()

@@ -63,13 +63,17 @@ class Env(NamedTuple):
 
 @dataclass
 class Move:
-    """One edge. overflow: a message found its wire full and was dropped. errors: properties broken on the way."""
+    """One edge. overflow: a message found its wire full and was dropped. errors: properties broken on the way.
+
+    sent: every message that a process wanted to send, whether its wire had room or not.
+    """
 
     action: Action
     kind: str
     state: State
     overflow: bool = False
     errors: list[str] = field(default_factory=list)
+    sent: list[tuple[str, str, tuple[Any, ...]]] = field(default_factory=list)  # from, to, message
     lines: list[Any] = field(default_factory=list)
 
 

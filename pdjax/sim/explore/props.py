@@ -9,6 +9,7 @@ from typing import Any
 
 from pdjax.core import transitions as t
 from pdjax.sim.explore import process as pr
+from pdjax.sim.explore import telling, upkeep
 from pdjax.sim.explore.parts import LIVE, B, F, Move, N, S, State, T, W
 from pdjax.sim.explore.world import World
 
@@ -18,8 +19,9 @@ PROPERTIES = {
     "S2": "D succeeds only when every part of this attempt has arrived and its own pages hold it",
     "S3": "released exactly once: P's budget is charged with exactly the live rooms' bytes and limbo",
     "S4": "a uuid is registered once; bytes that a pull may still read stay registered or charged",
-    "S5": "a message of another attempt, digest, life or peer changes no record and creates none",
+    "S5": "a message of another attempt, digest, life or peer changes no record and creates none; a leg leaves one",
     "S6": "states move only along the table, Success and Failed absorb, no event is illegal",
+    "S10": "no hello of a D that runs another model binds a room (the registry is the first line, and not modelled)",
     "S11": "no event makes a handler raise",
     "S13": "D's success is of its own request's KV, and P's success of an attempt that D has committed",
     "S17": "nothing is prefilled or registered without budget, nothing pulled without pages, no limit is exceeded",
@@ -28,32 +30,28 @@ PROPERTIES = {
     "V1": "a client whose room has ended has its answer; a room that is live has a timer that ends it, which no message"
     " puts off",
     "V2": "what P keeps for an ended room, and what D repeats, has a timer that ends it; timers alone free everything",
-    "V7": "where nothing is lost, messages alone end everything, without any timer; P answers what D asks and says",
-    "V10": "each timer of protocol §7 runs in the states that §7 names, and ends the room when it fires",
+    "V4": "a gated P takes budget only for a room that a D has asked for",
+    "V7": "where nothing is lost, messages alone end everything, without any timer; P answers what D asks and says, and tells what D cannot know; a newer"
+    " life ends what waits for the older one",
+    "V10": "each timer of protocol §7 runs in the states that §7 names, and ends the room when it fires; a room whose leg may"
+    " still come is not given up",
 }
 
 NOT_HERE = {
     "S7": "the manifest's part set is one value here; sets of parts are compared in unit tests and the simulator",
     "S8": "ids are not encoded here (wire tests)",
     "S9": "one rank",
-    "S10": "only the second line (a foreign fingerprint in a hello) is modelled",
     "S14": "one host per role",
     "S15": "there is no time here",
     "S16": "slots are the page allocator's (simulator)",
-    "V3-V6, V8, V9, V11, V12": "bounded times, queues, registry and drain need the simulator's clock",
+    "V3, V5, V6, V8, V9, V11, V12": "bounded times, queues, registry and drain need the simulator's clock",
     "V10, order": "which timer fires first is what this model assumes (see ASSUMPTIONS), not what it proves",
 }
 
 _ORDER = {N: (B, F), B: (W, F), W: (T, F), T: (S, F), S: (N,), F: (N,)}
 # A lease does not end a request: the peer renews it for as long as it lives.
+FRAMES = ("deliver", "copy", "stamp")
 _ENDING = {t.SENDER: {"request", "bootstrap"}, t.RECEIVER: {"request", "bootstrap", "transfer"}}
-_EXPIRES = {"request", "lease", "bootstrap", "transfer"}
-_ROOM_TIMERS = _EXPIRES | {"hello", "tombstone"}
-_ANSWERS = {
-    "hello": {"unknown", "pending", "ready", "failed", "done_ack"},
-    "done": {"done_ack"},
-    "abort": {"failed"},
-}
 
 
 class Checker:
@@ -62,6 +60,7 @@ class Checker:
     def __init__(self, world: World) -> None:
         self.world = world
         self._nodes: dict[tuple[str, int], list[str]] = {}
+        self._owes: dict[tuple[Any, ...], list[str]] = {}
         self._twice: dict[tuple[str, int, pr.Op], list[str]] = {}
 
     # ---------------------------------------------------------------- states
@@ -103,6 +102,10 @@ class Checker:
                 found.append(f"S17: room {room} of {name} works without budget")
             if state not in (W, T) and r[pr.S_CHARGED]:
                 found.append(f"S3: room {room} of {name} has ended or not begun and is still charged")
+            if self.world.config.gated and state in (W, T) and not r[pr.S_PEER]:
+                found.append(f"V4: gated {name} holds budget for room {room}, and no D has come")
+            if state != T and r[pr.S_OFFER] == 2:
+                found.append(f"S3: room {room} of {name} has ended and keeps its packed arrays")
             if state == T and (not r[pr.S_UUID] or not r[pr.S_OFFER]):
                 found.append(f"S4: room {room} of {name} offers nothing")
             if state == T and not r[pr.S_REGISTERED] and r[pr.S_PEER]:
@@ -110,7 +113,7 @@ class Checker:
             if state not in (T, S, F) and r[pr.S_UUID]:
                 found.append(f"S4: room {room} of {name} has a uuid too early")
             found += self._timed(name, t.SENDER, room, state, r[pr.S_TIMERS])
-            found += self._due(name, room, r[pr.S_TIMERS], self._sender_timers(r))
+            found += upkeep.wrong_timers(name, room, r[pr.S_TIMERS], upkeep.sender_timers(self.world, r))
             if ("hello", r[pr.S_DIGEST]) in {(e[0], e[4]) for e in early.get(room, ())}:
                 found.append(f"S12: {name} keeps a hello that came early for room {room}, whose leg has come")
         return found
@@ -119,6 +122,10 @@ class Checker:
         found = []
         for r in node[pr.ROOMS]:
             room, state = r[pr.R_ROOM], r[pr.R_STATE]
+            if state == B and r[pr.R_CANDIDATES] and all(c[2] for c in r[pr.R_CANDIDATES]):
+                found.append(f"V7: room {room} of {name} waits, and nobody is left who could have it")
+            if not r[pr.R_ATTEMPT]:
+                found.append(f"S5: room {room} of {name} has no attempt of its own")
             if state in (W, T, S) and not r[pr.R_BOUND]:
                 found.append(f"S5: room {room} of {name} is bound to nobody")
             if state == T and not r[pr.R_MANIFEST]:
@@ -128,25 +135,8 @@ class Checker:
             if state in (B, W) and r[pr.R_PULLING]:
                 found.append(f"S2: room {room} of {name} pulls before its start")
             found += self._timed(name, t.RECEIVER, room, state, r[pr.R_TIMERS])
-            found += self._due(name, room, r[pr.R_TIMERS], _receiver_timers(r))
+            found += upkeep.wrong_timers(name, room, r[pr.R_TIMERS], upkeep.receiver_timers(r))
         return found
-
-    def _sender_timers(self, r: tuple[Any, ...]) -> set[str]:
-        """Protocol §7, column "rule", for P."""
-        state, bound = r[pr.S_STATE], bool(r[pr.S_PEER])
-        if state not in LIVE:
-            return {"tombstone"}
-        lease = {"lease"} if bound or state == T else set()
-        gated = {"bootstrap"} if self.world.config.gated and state == B and not bound else set()
-        return {"request"} | lease | gated
-
-    def _due(self, name: str, room: int, armed: tuple[str, ...], due: set[str]) -> list[str]:
-        """V10: no timer of §7 is missing, and none runs where it has nothing to end."""
-        wrong = sorted((set(armed) & _ROOM_TIMERS) ^ due)
-        return [
-            f"V10: the {kind} timer of room {room} on {name} is {'armed' if kind in armed else 'missing'}"
-            for kind in wrong
-        ]
 
     def _timed(self, name: str, role: str, room: int, state: int, timers: tuple[str, ...]) -> list[str]:
         if state in LIVE and not _ENDING[role] & set(timers):
@@ -232,6 +222,8 @@ class Checker:
             ):
                 names = t.STATE_NAMES
                 found.append(f"S6: {line.role} {names[line.source]} → {names[line.target]} on {line.event}")
+            if line.event.startswith("leg") and line.target == N:
+                found.append(f"S5: a leg of room {line.room} leaves no record: its duplicate would be taken")
             if (
                 line.role == t.SENDER
                 and line.target == S != line.source
@@ -240,50 +232,25 @@ class Checker:
                 found.append(f"S13: room {line.room} is a success on P, and no D has committed it")
             if line.role == t.RECEIVER and line.target == S != line.source:
                 found += self._commit(before, line)
-        if action[0] == "timer" and action[3] in _EXPIRES:
-            found += self._expired(action, move)
+        if move.lines or action[0] in FRAMES:
+            found += self._owed(before, move)
         if action[0] in ("deliver", "copy"):
             _, src, dst, (epoch, message) = action
-            found += self._unanswered(before, src, dst, epoch, message)
             found += self._foreign(before, dst, src, epoch, message, move.lines)
             found += self._again(before, dst, ("frame", src, epoch, message))
         return found
 
-    def _expired(self, action: tuple[Any, ...], move: Move) -> list[str]:
-        """V10: a timer that fires ends the room (that it may fire at all is what arms it)."""
-        _, name, room, kind = action
-        ended = any(x.room == room and x.event == f"expire_{kind}" and x.target == F for x in move.lines)
-        return (
-            []
-            if ended or move.errors
-            else [f"V10: the {kind} timer of room {room} on {name} fires and the room goes on"]
-        )
-
-    def _unanswered(
-        self, before: State, src: str, dst: str, epoch: int, message: tuple[Any, ...]
-    ) -> list[str]:
-        """V7: P answers every done and abort, and every hello but that of an attempt that is over (protocol §3)."""
-        kinds = _ANSWERS.get(message[0])
-        if kinds is None:
-            return []
-        node = self.world.node(before, dst)
-        record = pr.room_of(node, message[1])
-        if epoch < dict(node[pr.LINKS]).get(src, 0):
-            return []  # of a life that is over: dropped before it is read
-        if (
-            message[0] == "hello"
-            and record
-            and record[pr.S_STATE] in LIVE
-            and message[2] < record[pr.S_ATTEMPT]
-        ):
-            return []
-        effects = self.world.outcome(
-            dst, before[self.world.index[dst]], ("frame", src, epoch, message)
-        ).effects
-        said = any(
-            e[0] == "send" and e[1] == src and e[3][0] in kinds and e[3][2] == message[2] for e in effects
-        )
-        return [] if said else [f"V7: {dst} does not answer {message[0]} of room {message[1]}"]
+    def _owed(self, before: State, move: Move) -> list[str]:
+        """What the process of this move owes its peers: the same for the same step of the same process."""
+        action = move.action
+        name = str(action[2] if action[0] in FRAMES else action[1])
+        at = self.world.index[name]
+        key = (action, before[at], move.state[at])
+        known = self._owes.get(key)
+        if known is None:
+            owed = upkeep.of_sender if name in self.world.config.prefills else telling.of_receiver
+            known = self._owes[key] = [] if move.errors else owed(self.world, before, name, move)
+        return known
 
     def _commit(self, before: State, line: Any) -> list[str]:
         """S2, S13 for a success of D: from the transport's and the pool's point of view."""
@@ -304,6 +271,9 @@ class Checker:
     ) -> list[str]:
         """S5. The line of the message itself is the one of its own event and room."""
         record = pr.room_of(self.world.node(before, dst), message[1])
+        binds = any({"bind", "register"} & set(x.effects) for x in lines if x.event == "hello")
+        if binds and message[5] != self.world.ps.fingerprint(dst):
+            return [f"S10: a hello of {src}, which runs another model, binds room {message[1]}"]
         mine = [x for x in lines if x.event == message[0] and x.room == message[1]]
         changed = any(x.source != x.target for x in mine)
         if not changed:
@@ -344,15 +314,6 @@ class Checker:
                 known = [f"S18: {op[3][0]} handled twice on {dst} is not the same as once"]
             self._twice[key] = known
         return known
-
-
-def _receiver_timers(r: tuple[Any, ...]) -> set[str]:
-    """Protocol §7, column "rule", and §3 for hello: from the first candidate on, until the room ends."""
-    state = r[pr.R_STATE]
-    if state not in LIVE:
-        return {"tombstone"}
-    own = {B: {"bootstrap"}, T: {"transfer"}}.get(state, set())
-    return {"request"} | own | ({"hello"} if r[pr.R_CANDIDATES] else set())
 
 
 def forgotten(world: World, state: State) -> bool:

@@ -28,8 +28,11 @@ _EVENTS = {
 
 def trace(violation: Violation, config: Config, name: str = "found-by-sim-check") -> dict[str, Any]:
     """The file's content. Steps that a scenario cannot say are left to ``why``."""
-    rids = {ask.room: f"r{ask.room}" for ask in config.asks}
-    steps: list[dict[str, Any]] = [_request(ask, rids[ask.room], violation.steps) for ask in config.asks]
+    rids = _rids(config)
+    steps = [
+        _request(ask, rid, violation.steps)
+        for ask, rid in zip(config.asks, dict.fromkeys(rids.values()), strict=True)
+    ]
     seen: dict[tuple[str, int], int] = {}
     after: dict[str, Any] = {"at": 0}
     for action in violation.steps:
@@ -58,6 +61,17 @@ def trace(violation: Violation, config: Config, name: str = "found-by-sim-check"
     }
 
 
+def _rids(config: Config) -> dict[tuple[str, int], str]:
+    """(node, room) → the request whose leg that is; requests that share a room have rids of their own."""
+    found: dict[tuple[str, int], str] = {}
+    for n, ask in enumerate(config.asks):
+        rid = f"r{ask.room}" + (f"-{n}" if any(a.room == ask.room for a in config.asks[:n]) else "")
+        for node, there in ((ask.d, ask.d_leg), (ask.p, ask.p_leg)):
+            if there or (node, ask.room) not in found:
+                found[node, ask.room] = rid
+    return found
+
+
 def _request(ask: Any, rid: str, actions: list[Action]) -> dict[str, Any]:
     came = {(a[1], a[2]) for a in actions if a[0] == "leg"}
     value: dict[str, Any] = {
@@ -66,7 +80,7 @@ def _request(ask: Any, rid: str, actions: list[Action]) -> dict[str, Any]:
     legs = {
         side: {"drop": True}
         for side, node in (("prefill", ask.p), ("decode", ask.d))
-        if (node, ask.room) not in came
+        if (node, ask.room) not in came or not (ask.p_leg if side == "prefill" else ask.d_leg)
     }
     if legs:
         value["legs"] = legs
@@ -74,7 +88,7 @@ def _request(ask: Any, rid: str, actions: list[Action]) -> dict[str, Any]:
 
 
 def _step(
-    action: Action, config: Config, rids: dict[int, str], seen: dict[tuple[str, int], int]
+    action: Action, config: Config, rids: dict[tuple[str, int], str], seen: dict[tuple[str, int], int]
 ) -> dict[str, Any] | None:
     kind = action[0]
     if kind in ("deliver", "lose", "copy"):
@@ -89,7 +103,7 @@ def _step(
         return {"message": rule | ({"do": "drop"} if kind == "lose" else {"do": "duplicate", "by": 20})}
     if kind == "abort_local":
         side = "prefill" if action[1] in config.prefills else "decode"
-        return {"abort": {"rid": rids[action[2]], "to": [side]}}
+        return {"abort": {"rid": rids[action[1], action[2]], "to": [side]}}
     if kind in ("hang", "part_fails"):
         return {"transfer": {"match": {"room": action[2]}, "do": "hang" if kind == "hang" else "fail"}}
     if kind in ("crash", "restart"):

@@ -131,6 +131,7 @@ class Steps:
     ) -> Env:
         kind = e[0]
         if kind == "send":
+            move.sent.append((name, e[1], e[3]))
             self._send(after, name, e[1], e[2], e[3], move)
         elif kind == "register":
             _, d, d_epoch, room, uuid = e

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pdjax.sim.properties.base import ENDED, SLACK_MS, STEP_MS, Context, Decision, Life, Property, Track
-from pdjax.sim.properties.upkeep import EXPIRES, Answers, is_over, still_works, wrong_timers
+from pdjax.sim.properties.upkeep import EXPIRES, Answers, is_over, still_works, tells_by_itself, wrong_timers
 
 
 class V1(Property):
@@ -96,7 +96,7 @@ class V2(Property):
 
     @staticmethod
     def wants(d: Decision) -> bool:
-        return d.ends or "to_limbo" in d.effects or "notice_quiet" in d.effects
+        return d.ends or d.event == "peer_reborn" or "to_limbo" in d.effects or "notice_quiet" in d.effects
 
     def on_line(self, line: dict[str, Any], track: Track | None) -> None:
         if track is None:
@@ -106,12 +106,17 @@ class V2(Property):
             self._limbo(track)
         elif ended and track.role == "receiver" and track.state == "Failed":
             self._pages(track)
+            self._pull(track)
         if ended and track.state == "Failed":
             self._work(track)
         if ended and track.role == "sender" and track.uuid:
             self._registration(track)
-        if "notice_quiet" in line["effects"]:
+        if track.role == "receiver" and (
+            "notice_quiet" in line["effects"] or (ended and track.state == "Success")
+        ):
             self._quiet(track)
+        if line["event"] == "peer_reborn" and track.role == "sender":
+            self._reborn(track, line["peer"], int(line["peer_epoch"]))
 
     def _later(self, track: Track, after_ms: float, check: Callable[[], str]) -> None:
         stopped, due = self.ctx.stops.get(track.node, 0.0), self.ctx.now + after_ms + SLACK_MS
@@ -171,6 +176,21 @@ class V2(Property):
             track, 2 * STEP_MS, lambda: "its pages are taken after its end" if life.pages.get(attempt) else ""
         )
 
+    def _pull(self, track: Track) -> None:
+        """A pull that outlives its room is in the graveyard, whose timer ends it."""
+        key = (track.room, int(track.attempt))
+
+        def check() -> str:
+            node = self.ctx.node(track.node, track.epoch)
+            pull = node.manager._pulls.get(node.manager._pull_ids.get(key)) if node is not None else None
+            return (
+                "its pull goes on, and no timer will end it"
+                if pull is not None and not pull.abandoned
+                else ""
+            )
+
+        self._later(track, 2 * STEP_MS, check)
+
     def _registration(self, track: Track) -> None:
         uuid = int(track.uuid)
 
@@ -180,6 +200,17 @@ class V2(Property):
             return "its registration was not withdrawn" if open_ else ""
 
         self._later(track, 2 * STEP_MS, check)
+
+    def _reborn(self, track: Track, peer: str, epoch: int) -> None:
+        """The life that could still read the bytes is over: they are free at once."""
+
+        def check() -> str:
+            node = self.ctx.node(track.node, track.epoch)
+            limbo = node.manager.sender.limbo.items() if node is not None else ()
+            dead = [k for k, v in limbo if (k.room, k.peer) == (track.room, peer) and v.epoch < epoch]
+            return f"its bytes are charged for a life of {peer} that is over" if dead else ""
+
+        self._later(track, STEP_MS, check)
 
     def _quiet(self, track: Track) -> None:
         """D has become quiet: P gives the bytes back when it hears so."""
@@ -191,6 +222,11 @@ class V2(Property):
             node = self.ctx.node(peer)
             if node is None or self.ctx.disturbed_ms >= began - bound_ms or self.ctx.stopped(peer):
                 return ""
+            if any(
+                self.ctx.set_back(*life)
+                for life in ((track.node, track.epoch), (peer, node.manager.log.epoch))
+            ):
+                return ""  # one does not believe the other yet
             held = [k for k in node.manager.sender.limbo if k.room == track.room and k.attempt == attempt]
             return f"{peer} still charges its bytes although D is quiet" if held else ""
 
@@ -208,10 +244,11 @@ class V7(Property):
         super().__init__(ctx)
         self.answers = Answers(ctx)
         self.shown_ms: dict[tuple[str, str, str], float] = {}  # D, its attempt, a P: when D first knew of it
+        self.untold: set[tuple[str, str, int, str]] = set()  # P, D, room, attempt
 
     @staticmethod
     def wants(d: Decision) -> bool:
-        return d.ends or d.event == "candidates"
+        return d.ends or d.event == "candidates" or (d.role == "sender" and d.event.startswith("leg"))
 
     def on_instant(self) -> None:
         if self.answers.open:
@@ -221,9 +258,13 @@ class V7(Property):
     def on_line(self, line: dict[str, Any], track: Track | None) -> None:
         if "role" not in line:
             self.answers.on_line(line, track)
+            if line["event"] == "sent":
+                self.untold.discard((line["node"], line["peer"], int(line["room"]), line["attempt"]))
             return
         if track is not None and line["event"] == "candidates":
             self._note_candidates(line, track)
+        if track is not None and tells_by_itself(line, track):
+            self._must_tell(track)
         if track is None or track.state not in ENDED or track.before in ENDED:
             return
         settings = self.ctx.settings(track.node)
@@ -269,6 +310,21 @@ class V7(Property):
         record = node.manager.receiver.rooms.get(receiver.room) if node is not None else None
         for peer in record.candidates if record is not None else ():
             self.shown_ms.setdefault((receiver.node, receiver.attempt, peer), line["t"])
+
+    def _must_tell(self, track: Track) -> None:
+        """Within two turns: the decision may be the scheduler's, the driver sends."""
+        key = (track.node, track.peer, track.room, track.attempt)
+        self.untold.add(key)
+
+        def check() -> None:
+            if key in self.untold and self.ctx.node(track.node, track.epoch):
+                if self.ctx.stopped(track.node):
+                    self.ctx.at(self.ctx.now + STEP_MS, check)
+                else:
+                    self.breach(f"{track}: {track.peer} is not told that it is {track.state}")
+
+        self.ctx.at(self.ctx.now + 2 * STEP_MS, check)
+
 
     def _waits_for_another(self, receiver: Track, sender: Track) -> bool:
         """This P is none of those that D may still hear of: only timers are left.

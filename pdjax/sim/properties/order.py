@@ -25,6 +25,7 @@ class S5(Property):
             d.event in WIRE
             or (d.event == "tombstone_timer" and d.target == "Absent")
             or "mint_attempt" in d.effects
+            or (d.event.startswith("leg") and d.source == "Absent")
         )
 
     def __init__(self, ctx: Any) -> None:
@@ -37,6 +38,10 @@ class S5(Property):
             return
         if event in WIRE:
             self._wire(line, track)
+        elif event.startswith("leg") and line["to"] == "Absent":
+            self.breach(f"{track}: its leg leaves no record, a duplicate would be taken", line)
+        elif event.startswith("leg") and track.role == "receiver" and line["attempt"] == "0":
+            self.breach(f"{track}: has no attempt of its own", line)
         elif event == "tombstone_timer" and line["to"] == "Absent":
             settings = self.ctx.settings(track.node)
             least_ms = (settings.notice_life_s + settings.message_life_s) * 1000

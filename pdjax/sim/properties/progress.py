@@ -31,8 +31,8 @@ class V3(Property):
 class V4(Property):
     name = "V4"
     sentence = "nobody holds one stage's resource while it waits for the other stage's"
-    bound = "D takes pages only for a pull that starts in the same step"
-    hears = ("pages_taken",)
+    bound = "D takes pages only for a pull that starts in the same step; a gated P takes budget only when D has come, D takes pages only while its P answers"
+    hears = ("pages_taken", "admit", "start")
     instants = True
 
     def __init__(self, ctx: Any) -> None:
@@ -40,8 +40,25 @@ class V4(Property):
         self.taken: list[tuple[str, str, str]] = []
 
     def on_line(self, line: dict[str, Any], track: Track | None) -> None:
-        if line["node"].startswith("d"):
+        if line["event"] == "admit":
+            if track is not None and line["to"] == "WaitingForInput":
+                self._admitted(track)
+        elif line["event"] == "start":
+            if track is not None and line["to"] == "Transferring":
+                self._started(track)
+        elif line["node"].startswith("d"):
             self.taken.append((line["node"], line["epoch"], line["token"]))
+
+    def _admitted(self, track: Track) -> None:
+        node = self.ctx.node(track.node, track.epoch)
+        record = node.manager.sender.rooms.get(track.room) if node is not None else None
+        if record is not None and record.settings.gated and not record.peer:
+            self.breach(f"{track}: a gated P holds budget for it, and no D has come")
+
+    def _started(self, track: Track) -> None:
+        node = self.ctx.node(track.node, track.epoch)
+        if node is not None and track.peer and not node.manager.receiver.fresh(track.peer):
+            self.breach(f"{track}: takes pages for a pull from {track.peer}, which owes an answer")
 
     def on_instant(self) -> None:
         if not self.taken:

@@ -13,6 +13,7 @@ from pdjax.sim.properties.base import LIVE, Context, Track
 
 EXPIRES = frozenset({"request", "lease", "bootstrap", "transfer"})  # each ends a live room when it fires
 TIMERS = EXPIRES | {"hello", "tombstone"}
+ENDS = frozenset({"abort_local", "engine_error", *(f"expire_{kind}" for kind in EXPIRES)})  # of P's own
 # What P may answer to what D says (protocol §3).
 ANSWERS = {
     "hello": frozenset({"unknown", "pending", "ready", "failed", "done_ack"}),
@@ -67,6 +68,9 @@ def kept_record(record: Any, armed: Any) -> Iterator[str]:
             yield f"room {record.room}: nobody will fire its {kind} timer"
     if not record.live and "tombstone" not in record.timers:
         yield f"room {record.room} has ended and is a tombstone for ever"
+    offer = getattr(record, "offer", None)
+    if not record.live and offer is not None and offer.packed is not None:
+        yield f"room {record.room} has ended and keeps its packed arrays"
     if getattr(record, "notices", None) and "notice" not in record.timers:
         yield f"room {record.room}: its notice is not repeated and never ends"
 
@@ -86,6 +90,14 @@ def kept_entries(manager: Any) -> Iterator[str]:
             yield f"room {key.room}: its bytes are in limbo for ever"
 
 
+def tells_by_itself(line: dict[str, Any], track: Track) -> bool:
+    """P must tell its D: an end that D has not brought about, a leg that a D has asked for early (protocol §3, §4)."""
+    if track.role != "sender" or not track.peer:
+        return False
+    own_end = line["event"] in ENDS and track.state == "Failed" and track.before in LIVE
+    return own_end or (line["event"].startswith("leg") and track.before == "Absent")
+
+
 def still_works(node: Any, room: int) -> bool:
     """Its scheduler holds a request of this room."""
     return any(seq.req.room == room for queue in node.scheduler._queues() for seq in queue)
@@ -96,26 +108,28 @@ class Answers:
 
     def __init__(self, ctx: Context) -> None:
         self.ctx = ctx
-        self.open: list[tuple[str, str, str, int, str]] = []  # node, message, peer, room, attempt
+        # (node, peer, room, attempt), what was asked, what may be the answer
+        self.open: list[tuple[tuple[str, str, int, str], str, frozenset[str]]] = []
 
     def on_line(self, line: dict[str, Any], track: Track | None) -> None:
         if line["event"] == "effect_failed":  # registering has failed: what follows is the room's end
-            self.open = [x for x in self.open if (x[0], x[3]) != (line["node"], int(line.get("room", -1)))]
+            room = int(line.get("room", -1))
+            self.open = [x for x in self.open if (x[0][0], x[0][2]) != (line["node"], room)]
             return
-        key = (line["node"], line["message"], line["peer"], int(line["room"]), line["attempt"])
+        who, message = (line["node"], line["peer"], int(line["room"]), line["attempt"]), line["message"]
         if line["event"] == "sent":
-            self.open = [
-                x for x in self.open if (x[0], *x[2:]) != (key[0], *key[2:]) or key[1] not in ANSWERS[x[1]]
-            ]
-        elif line["node"].startswith("p") and line["message"] in ANSWERS and not _over(line, track):
-            self.open.append(key)
+            self.open = [x for x in self.open if x[0] != who or message not in x[2]]
+        elif line["node"].startswith("p") and message in ANSWERS and not _over(line, track):
+            other = track is not None and track.state == "Success" and line["attempt"] != track.attempt
+            kinds = frozenset({"failed"}) if message == "hello" and other else ANSWERS[message]
+            self.open.append((who, message, kinds))
 
     def missing(self) -> Iterator[str]:
         """After each event of the world: a turn of a driver is one event."""
         asked, self.open = self.open, []
-        for name, message, peer, room, _ in asked:
+        for (name, peer, room, _), message, kinds in asked:
             if self.ctx.node(name) is not None:
-                yield f"{name} does not answer {message} of {peer} about room {room}"
+                yield f"{name} does not answer {message} of {peer} about room {room} ({' or '.join(sorted(kinds))})"
 
 
 def is_over(attempt: str, peer: str, there: Track) -> bool:
