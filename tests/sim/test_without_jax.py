@@ -62,6 +62,7 @@ def without_jax(calls: list[list[str]], cwd: Path) -> dict[str, list]:
 def calls(tmp_path) -> list[tuple[list[str], int, str]]:
     """(call, exit code, what its output has), every command at least once."""
     (tmp_path / "docs").mkdir()
+    (tmp_path / "tests" / "traces").mkdir(parents=True)
     broken = json.loads(PLAIN.read_text())
     broken["expect"] = {"outcomes": {"a": "failed"}}
     (tmp_path / "broken.json").write_text(dumps(broken))

@@ -325,7 +325,6 @@ class V7(Property):
 
         self.ctx.at(self.ctx.now + 2 * STEP_MS, check)
 
-
     def _waits_for_another(self, receiver: Track, sender: Track) -> bool:
         """This P is none of those that D may still hear of: only timers are left.
 
