@@ -9,7 +9,7 @@ from typing import Any
 from pdjax.sim.mutate.mistakes import mistakes
 from pdjax.sim.mutate.rows import row_mutants
 from pdjax.sim.mutate.survivors import REASONS, argument
-from pdjax.sim.mutate.worlds import AT_MOST, searches
+from pdjax.sim.mutate.worlds import searches
 
 PAGE = Path("docs") / "mutation.md"
 
@@ -61,8 +61,7 @@ def _how(kept: dict[str, Any]) -> list[str]:
         "written-out mistakes and a sample of what the record says. The last campaign took",
         f"{kept['cpu_s'] / 60:.0f} minutes of one core. Each mutant is run\n",
         "1. in the recorded traces of at most 12 steps whose unchanged run meets its row,",
-        f"2. in exhaustive searches of small worlds that meet its row (up to {AT_MOST} of {len(searches())}, the smallest first), where the",
-        "   first way found is a shortest one,",
+        f"2. in those of {len(searches())} exhaustive searches of small worlds that can differ, where the first way found is a shortest one,",
         "3. in random worlds.\n",
         "What noticed it is kept as a trace file of at most 12 steps (requests and faults), which breaks the property with the",
         "mutant and breaks nothing without it:\n",

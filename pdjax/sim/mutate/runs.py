@@ -21,7 +21,6 @@ from pdjax.sim.trace_file import parse
 MAX_STEPS = 12  # of a counterexample: what a stranger can follow
 MAX_EVENTS = 60_000  # of one run; ten times what the longest recorded trace needs
 STUCK_S = 15  # of processor time in one run, after which a loop of the program does not come back
-AT_MOST = 12  # traces, and as many random worlds, in which one mutant is run
 
 
 @dataclass
@@ -101,7 +100,7 @@ def noticed(mutant: Mutant, runs: list[Run]) -> tuple[str, Run] | None:
     """Run the mutant where its row is met, until a property speaks: that property and the run. The patch must be on."""
     meeting = [run for run in runs if mutant.differs_in(run.rows)]
     meeting.sort(key=lambda run: (run.name != mutant.shown_by, not mutant.below & run.rows))
-    for run in meeting[:AT_MOST]:
+    for run in meeting:
         found = broken(run.trace)
         if found:
             return found[0], run

@@ -12,7 +12,6 @@ from pdjax.sim.explore.config import TIMERS
 from pdjax.sim.explore.menu import CALM, FEW
 from pdjax.sim.mutate.patches import Mutant
 
-AT_MOST = 12  # searches for one mutant, the smallest that can differ
 SMALL = FEW.but(wire=1)
 AGAIN = (Ask(uses=2),)
 TWINS = (Ask(), Ask(p="p1", d_leg=False))  # both P have the room
@@ -81,7 +80,7 @@ def search(mutant: Mutant, baseline: list[Known]) -> Searched:
     """Until a property breaks, or to the end of every search that meets the row. The patch must be on."""
     result = Searched()
     for world in baseline:
-        if result.met == AT_MOST or mutant.row < 0 or not mutant.differs_in(world.rows):
+        if mutant.row < 0 or not mutant.differs_in(world.rows):
             continue
         result.met += 1
         try:
