@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PYTEST_ARGS ?=
+# Mostly waiting for processes: beside the other tests they cost a third less time.
+PROCESSES := tests/e2e tests/benchmarks
 JOBS ?= 2
 
 export JAX_PLATFORMS ?= cpu
@@ -25,8 +27,11 @@ test: $(STAMP)
 	@$(BIN)/pdjax fetch smollm2
 	@echo "== lint and types"
 	@$(MAKE) --no-print-directory lint
-	@echo "== tests"
-	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+	@echo "== tests (those with real processes run beside the others and are printed last)"
+	@log=$$(mktemp); \
+	$(BIN)/python -m pytest $(PYTEST_ARGS) $(PROCESSES) >$$log 2>&1 & beside=$$!; \
+	$(BIN)/python -m pytest $(PYTEST_ARGS) $(foreach path,$(PROCESSES),--ignore=$(path)); rest=$$?; \
+	wait $$beside; processes=$$?; cat $$log; rm -f $$log; exit $$(( rest || processes ))
 
 lint: $(STAMP)
 	@$(BIN)/ruff format --check --quiet . || { $(BIN)/ruff format --check .; exit 1; }
