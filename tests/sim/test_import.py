@@ -57,7 +57,7 @@ def shown(raw: dict) -> dict[str, object]:
         ("pull-slow", {"a": "ok"}, ["transfer"]),
         ("scatter-raises", {"a": "failed", "b": "ok"}, ["error"]),
         ("p-dies-under-a-pull-and-comes-back", {"a": "failed", "b": "ok"}, ["crash", "restart", "transfer"]),
-        ("leg-refused", {"a": "failed"}, []),
+        ("leg-refused", {"a": "rejected"}, []),
         ("leg-late", {"a": "ok"}, []),
         ("rooms-beyond-53-bits", {"a": "ok", "b": "ok"}, []),
         ("room-twice", {"a": "ok", "b": "rejected"}, []),
