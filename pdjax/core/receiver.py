@@ -47,7 +47,7 @@ class ReceiverSide:
         """One event for one room. A message of another attempt meets the table as if there were no record."""
         self.now = now
         record = self.rooms.get(room)
-        if record is None or (ev.msg is not None and ev.msg.attempt != record.attempt):
+        if record is None or self._of_another_attempt(record, ev):
             record = ReceiverRoom(room, self)
             if leg is not None:
                 record.digest, record.n_tokens = leg.digest, leg.n_prompt
@@ -57,6 +57,10 @@ class ReceiverSide:
         elif self.rooms.get(room) is record:
             del self.rooms[room]
         return effects, line
+
+    @staticmethod
+    def _of_another_attempt(record: ReceiverRoom, ev: Event) -> bool:
+        return ev.msg is not None and ev.msg.attempt != record.attempt
 
     def hello_sent(self, peer: str, now: float) -> list[Effect]:
         life = self.peers.setdefault(peer, PeerLife())

@@ -92,9 +92,8 @@ def test_9_pause_resume(fleet, router):
             concurrent.futures.wait(answers, return_when=concurrent.futures.FIRST_COMPLETED)
             for name in workers:
                 fleet.post(name, "/pause_generation", {"mode": mode}).raise_for_status()
-            time.sleep(
-                0.5
-            )  # answers that had ended reach the client; then half a second of silence is the subject
+            # Answers that had ended reach the client; then half a second of silence is the subject itself.
+            time.sleep(0.5)
             done = sum(one.done() for one in answers)
             time.sleep(0.5)
             assert sum(one.done() for one in answers) == done, mode

@@ -36,21 +36,7 @@ def mistakes() -> list[Mutant]:
         return attribute(link.Link, "judge", trusting)
 
     def no_attempt_check() -> contextlib.AbstractContextManager[None]:
-        def handle(self: Any, room: int, ev: Any, now: float, leg: Any = None) -> Any:
-            self.now = now
-            record = self.rooms.get(room)
-            if record is None:
-                record = ReceiverRoom(room, self)
-                if leg is not None:
-                    record.digest, record.n_tokens = leg.digest, leg.n_prompt
-            effects, line = record.handle(ev, now)
-            if record.state != t.ABSENT:
-                self.rooms[room] = record
-            elif self.rooms.get(room) is record:
-                del self.rooms[room]
-            return effects, line
-
-        return attribute(ReceiverSide, "handle", handle)
+        return attribute(ReceiverSide, "_of_another_attempt", staticmethod(lambda record, ev: False))
 
     def count_instead_of_set() -> contextlib.AbstractContextManager[None]:
         done = Driver._pull_done
