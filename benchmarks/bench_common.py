@@ -11,6 +11,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import signal
 import statistics
 import sys
 from collections.abc import Sequence
@@ -143,7 +144,8 @@ def model_name(quick: bool) -> str:
 
 
 def parse(doc: str | None, argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """--quick and --json, the same for every benchmark."""
+    """--quick and --json, the same for every benchmark. From here on SIGTERM ends it like an error: what it started ends too."""
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     parser = argparse.ArgumentParser(description=(doc or "").partition("\n")[0])
     parser.add_argument(
         "--quick", action="store_true", help="tiny sizes: shows that it works, measures nothing"

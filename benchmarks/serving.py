@@ -37,21 +37,21 @@ def measure(run: Run, jobs: list[Job]) -> list[Outcome]:
 
 
 def ways(fleet: TimedFleet, concurrency: int, seed: int) -> dict[str, Callable[[], Run]]:
-    """Way → a run of it. Prompts differ from run to run, so that no cache of prefixes helps one way more."""
-    dialect = Generate(512, seed)
+    """Way → a run of it. No prompt is sent twice: two ways share P, and its cache of prefixes would help the second."""
+    for_plain, for_pair, for_routed = (Generate(512, 3 * seed + i) for i in range(3))
 
     def load(name: str) -> Load:
         return Load(fleet.addresses[name], concurrency, TIMEOUT_S, fresh_connections=True)
 
     def pair() -> Run:
-        run = PairRun(load("decode-0"), dialect)
+        run = PairRun(load("decode-0"), for_pair)
         run.legs = fleet.legs
         return run
 
     return {
-        PLAIN: lambda: Run(load("plain-0"), dialect),
+        PLAIN: lambda: Run(load("plain-0"), for_plain),
         PAIR: pair,
-        ROUTED: lambda: Run(load("router"), dialect),
+        ROUTED: lambda: Run(load("router"), for_routed),
     }
 
 

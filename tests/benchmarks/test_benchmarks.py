@@ -81,3 +81,22 @@ def test_an_unknown_benchmark_is_refused(runner, monkeypatch, capsys):
     with pytest.raises(SystemExit, match="2"):
         runner.main()
     assert "no benchmark is called speed" in capsys.readouterr().err
+
+
+def test_a_terminated_benchmark_ends_what_it_has_started(tmp_path):
+    """SIGTERM by default ends Python at once, and every `with` that holds servers would be skipped."""
+    script = f"""
+import sys, time
+sys.path.insert(0, {str(BENCHMARKS)!r})
+import bench_common
+bench_common.parse("")
+try:
+    print("started", flush=True)
+    time.sleep(60)
+finally:
+    print("ended", flush=True)
+"""
+    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "started\n"
+    process.terminate()
+    assert process.communicate(timeout=30)[0] == "ended\n" and process.returncode == 128 + 15

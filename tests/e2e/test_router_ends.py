@@ -78,7 +78,9 @@ def test_0_7_client_fault(shims, router, wrong):
     if answer.json()["error"].get("type") == "Validation error" or not d.seen:
         return  # rust refused it itself
     assert [seen.status for seen in (*p.seen, *d.seen)] == [400, 400]
-    assert p.seen[0].sent == d.seen[0].sent
+    # Asked without the router, which may hang up on P before it has read P's answer.
+    texts = [fleet.post(n, "/generate", p.seen[0].body).content for n in ("prefill-0", "decode-0")]
+    assert texts[0] == texts[1]
     p.seen.clear()
     d.seen.clear()
     streamed = stream(fleet, router, "/generate", body(**wrong))
