@@ -54,13 +54,14 @@ class KVManager(Driver):
                 "pending_effects": len(self._pending),
             }
 
-    def views(self, limit: int) -> tuple[list[RoomView], int]:
+    def views(self, limit: int, still_s: float = 0.0) -> tuple[list[RoomView], int]:
         """The live rooms, at most limit of them, and how many there are. For an operator's eyes, from any thread.
 
-        The driver waits for a few rooms at a time at most: each is as it was at a moment of this call.
+        still_s: only those that have been in their state for so long. The driver waits for a few rooms at a time at most: each is as it was at a moment of this call.
         """
         known: list[SenderRoom | ReceiverRoom] = [*self.rooms.values()]
-        live = [record for record in known if record.live]
+        latest = self.ports.clock() - still_s
+        live = [record for record in known if record.live and record.since <= latest]
         shown = self._look(
             live[:limit], lambda record: view(record, self.ports.clock()) if record.live else None
         )
@@ -126,6 +127,11 @@ class KVManager(Driver):
             with self._lock:
                 out += [describe(record) for record in some]
         return out
+
+    def drain(self) -> None:
+        """Refuse every new leg from now on, and say so to the registry; what is here goes on (V12)."""
+        self.draining = True
+        self.ports.registry.drain()
 
     def end_rooms(self) -> int:
         """A process that leaves: end what is live, and so tell the peers (V7). How many rooms there were."""

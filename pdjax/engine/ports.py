@@ -147,10 +147,16 @@ class RegistryClient(Protocol):
     def start(self, sink: Callable[[LookupDone], None]) -> None: ...
 
     def announce(self, registration: Mapping[str, Any]) -> None:
-        """Register and keep alive until ``close`` (which takes the entry out)."""
+        """Register and keep alive until ``leave`` or ``close`` (which takes the entry out)."""
 
     def lookup(self, tag: int, host: str, port: int | None) -> None:
         """Prefill instances at the registry (host, port); None as port: the configured one."""
+
+    def drain(self) -> None:
+        """Tell it that this instance takes nothing new. Who looks for the P of a room still finds it."""
+
+    def leave(self) -> None:
+        """Out of the registry, for good. Look-ups go on. Repeatable."""
 
     def close(self) -> None: ...
 

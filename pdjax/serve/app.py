@@ -16,9 +16,11 @@ from starlette.responses import PlainTextResponse, Response
 
 from pdjax.engine.bootstrap.registry import BadRegistration, parse_uint
 from pdjax.serve.answer import JsonAnswer, Plan, answer, error_answer, read_object, read_optional
+from pdjax.serve.args import ServeArgs
 from pdjax.serve.calls import Desk
 from pdjax.serve.engine_api import Engine
 from pdjax.serve.errors import ApiError, bad
+from pdjax.serve.health import HealthPass
 from pdjax.serve.limits import HttpLimits
 from pdjax.serve.log import ServerLog
 from pdjax.serve.metrics import Exposition
@@ -42,6 +44,7 @@ def build_app(
     limits: HttpLimits | None = None,
     log: ServerLog | None = None,
     spans: Spans | None = None,
+    health_timeout_s: float = ServeArgs.health_timeout_s,
 ) -> FastAPI:
     """The application; ``app.state.desk`` counts its calls. Serve it with ``engine.bootstrap.httpd``."""
     limits = limits or HttpLimits()
@@ -49,7 +52,7 @@ def build_app(
     app = FastAPI(title="pdjax", docs_url=None, redoc_url=None, openapi_url=None)
     app.state.desk = desk
     _add_generation(app, desk, limits)
-    _add_health(app, engine)
+    _add_health(app, engine, HealthPass(desk, limits, health_timeout_s))
     _add_info(app, desk)
     _add_watching(app, desk)
     _add_control(app, desk, limits)
@@ -80,18 +83,25 @@ def _add_generation(app: FastAPI, desk: Desk, limits: HttpLimits) -> None:
         add(path)
 
 
-def _add_health(app: FastAPI, engine: Engine) -> None:
+def _well(why_not: str | None) -> Response:
+    return Response(status_code=200) if why_not is None else PlainTextResponse(why_not, status_code=503)
+
+
+def _add_health(app: FastAPI, engine: Engine, passing: HealthPass) -> None:
     @app.get("/health")
-    @app.get("/health_generate")
     async def health() -> Response:
         """200 while every thread lives, also without a peer: alive is not ready."""
-        dead = engine.failed()
-        return Response(status_code=200) if dead is None else PlainTextResponse(dead, status_code=503)
+        return _well(engine.failed())
+
+    @app.get("/health_generate")
+    async def health_generate() -> Response:
+        """200 when a request has just passed through this server and a peer."""
+        return _well(await passing.check())
 
     @app.get("/readiness")
     async def readiness() -> Response:
         ready = engine.failed() is None and engine.ready()
-        status = "ready" if ready else "not ready"
+        status = "ready" if ready else "draining" if engine.draining else "not ready"
         return JsonAnswer({"status": status, "role": engine.role}, status_code=200 if ready else 503)
 
 
@@ -121,6 +131,7 @@ def _add_info(app: FastAPI, desk: Desk) -> None:
                 "disable_radix_cache": engine.disable_radix_cache,
                 "context_length": engine.context_length,
                 "ready": engine.ready(),
+                "draining": engine.draining,
                 "internal_states": [{**engine.info(), "http": {**desk.counters, "live": desk.live()}}],
             }
         )
@@ -203,6 +214,13 @@ def _add_control(app: FastAPI, desk: Desk, limits: HttpLimits) -> None:
         if await asyncio.wrap_future(engine.flush_cache(timeout_s)):
             return PlainTextResponse("Cache flushed.")
         return PlainTextResponse("Cache not flushed: requests are running or waiting.", status_code=400)
+
+    @app.post("/drain")
+    async def drain(request: Request) -> Response:
+        """200 at once: nothing new is taken, what is here is finished, and then this process ends with code 0."""
+        await read_optional(request, limits.max_body_bytes)
+        engine.ask_to_drain()
+        return JsonAnswer({"draining": True, "live": desk.live()})
 
     @app.post("/pause_generation")
     async def pause_generation(request: Request) -> Response:

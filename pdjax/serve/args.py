@@ -99,6 +99,15 @@ class ServeArgs:
     router_check_interval_s: float = arg(
         "router-check-interval", "how often it looks whether they still list it, in seconds", 5.0
     )
+    health_timeout_s: float = arg("health-timeout", "longest pass of /health_generate, in seconds", 20.0)
+    watchdog_timeout_s: float = arg(
+        "watchdog-timeout", "what has not moved for so many seconds is named in the log", 30.0
+    )
+    drain_timeout_s: float = arg(
+        "drain-timeout",
+        "asked to end, what is here has this long to end by itself, in seconds (0: as long as a request may take)",
+        0.0,
+    )
     disaggregation_mode: Literal["null", "prefill", "decode"] = arg(
         "disaggregation-mode", "null: an ordinary server", "null", ("null", "prefill", "decode")
     )
@@ -162,6 +171,11 @@ class ServeArgs:
         return (self.port_base, self.port_base + 2 * self.settings.max_peers) if self.port_base else None
 
     @property
+    def drain_limit_s(self) -> float:
+        """T_drain of protocol §7."""
+        return self.drain_timeout_s or self.settings.request_timeout_s
+
+    @property
     def routers(self) -> list[str]:
         return [one.strip() for one in self.router_url.split(",") if one.strip()]
 
@@ -199,6 +213,11 @@ class ServeArgs:
             )
         if not self.router_check_interval_s > 0:
             raise ConfigError(f"--router-check-interval {self.router_check_interval_s:g}: must be positive")
+        for flag, limit_s in (("health", self.health_timeout_s), ("watchdog", self.watchdog_timeout_s)):
+            if not 0 < limit_s < float("inf"):
+                raise ConfigError(f"--{flag}-timeout {limit_s:g}: must be positive and finite")
+        if not 0 <= self.drain_timeout_s < float("inf"):
+            raise ConfigError(f"--drain-timeout {self.drain_timeout_s:g}: must be 0 or more, and finite")
         self.router_key()
         if self.otlp_endpoint and not re.fullmatch(r"https?://\S+", self.otlp_endpoint):
             raise ConfigError(f"--otlp-endpoint {self.otlp_endpoint}: give http://host:port of a collector")

@@ -17,6 +17,7 @@ from typing import IO, Any
 from pdjax.serve.ready import parse_ready
 
 END_WAIT_S = 15.0
+AGAIN_WAIT_S = 5.0
 
 
 class ChildError(Exception):
@@ -92,13 +93,20 @@ class Child:
 
 
 def end_all(children: Sequence[Child], wait_s: float = END_WAIT_S) -> list[str]:
-    """SIGTERM to each, in this order, then SIGKILL to whatever is left after wait_s seconds: their names."""
-    for child in children:
-        if child.alive:
-            child.tell(signal.SIGTERM)
-    deadline = time.monotonic() + wait_s
-    late = [child for child in children if not child.join(deadline - time.monotonic())]
+    """SIGTERM to each, in this order; once more to those that still drain after wait_s seconds, which ends them at
+    once; then SIGKILL to whatever is left: their names.
+    """
+    late = _asked_to_end(_asked_to_end(children, wait_s), min(wait_s, AGAIN_WAIT_S))
     for child in late:
         child.tell(signal.SIGKILL)
         child.join(wait_s)
     return [child.name for child in late]
+
+
+def _asked_to_end(children: Sequence[Child], wait_s: float) -> list[Child]:
+    """SIGTERM to each that is there; those that have not ended wait_s seconds later."""
+    for child in children:
+        if child.alive:
+            child.tell(signal.SIGTERM)
+    deadline = time.monotonic() + wait_s
+    return [child for child in children if not child.join(deadline - time.monotonic())]

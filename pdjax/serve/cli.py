@@ -42,7 +42,7 @@ def serve(context: typer.Context, **options: Any) -> None:
     args = serve_args(options)
     from pdjax.serve.process import run_server  # JAX comes with it
 
-    raise typer.Exit(run_server(args))
+    run_server(args)
 
 
 @app.command()

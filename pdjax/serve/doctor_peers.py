@@ -222,7 +222,7 @@ def _mine(args: ServeArgs, seats: Sequence[Seat], model_known: bool) -> Seat | F
     if not model_known:
         return None
     os.environ.setdefault("JAX_PLATFORMS", "cpu")  # a server that runs here may hold the accelerator
-    from pdjax.serve.node import own_fingerprint  # JAX comes with it
+    from pdjax.serve.loading import own_fingerprint  # JAX comes with it
 
     try:
         known = parse_print(own_fingerprint(args))

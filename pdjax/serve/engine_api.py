@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Literal, Protocol
 
+from pdjax.engine.ports import LookupDone
 from pdjax.sched.request import Grammar, Request
 from pdjax.serve.numbers import Numbers
 
@@ -45,7 +46,7 @@ class Engine(Protocol):
 
     role: "null" without PD. context_length: longest prompt + output in tokens. model_info: what /model_info and
     /server_info add as they are (model_path, model_type, architectures, weight_version, page_size, ...).
-    bootstrap_port: the port of the registry that this node uses, None without PD. disable_radix_cache: no prompt reads
+    draining: it takes nothing new. serving_url: where clients reach it. bootstrap_port: the port of the registry that this node uses, None without PD. disable_radix_cache: no prompt reads
     what was computed for another one.
     """
 
@@ -56,6 +57,8 @@ class Engine(Protocol):
     model_name: str
     model_info: Mapping[str, Any]
     bootstrap_port: int | None
+    draining: bool
+    serving_url: str
     disable_radix_cache: bool
 
     def submit(self, req: Request) -> None:
@@ -80,7 +83,16 @@ class Engine(Protocol):
         """Live rooms, at most limit of them, with what each waits for; or that one room. For /debug/rooms."""
 
     def ready(self) -> bool:
-        """Requests can be served: loaded and, in PD mode, a compatible peer is listed."""
+        """Requests can be served: loaded, not draining and, in PD mode, a compatible peer is listed."""
+
+    def passed(self) -> int:
+        """How many requests have gone through so far: in PD mode hand-offs that succeeded, else answers."""
+
+    def peers(self) -> Future[LookupDone]:
+        """Instances of the other role that fit and take requests, as the registry has them now."""
+
+    def ask_to_drain(self) -> None:
+        """Take nothing new, finish what is here, then end the process. Returns at once; repeatable."""
 
     def failed(self) -> str | None:
         """Which thread has died and of what, or None while all live. Makes /health answer 503."""

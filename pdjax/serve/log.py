@@ -24,11 +24,17 @@ FIELDS = frozenset(
     (
         *("rid", "room", "role", "status", "reason", "message", "peer", "count"),
         *("prompt_tokens", "completion_tokens", "cached_tokens", "finish", "stream", "times", "seconds"),
-        *("url", "zmq", "instance_id", "epoch", "model", "source", "target", "cause"),
+        *("url", "zmq", "instance_id", "epoch", "model", "source", "target", "cause", "cut_off", "unheard"),
     )
 )
 # An event that is not here is "info".
-LEVEL_OF = {"moved": "debug", "refused": "warning", "failed": "warning", "router_unreachable": "warning"}
+LEVEL_OF = {
+    "moved": "debug",
+    "refused": "warning",
+    "failed": "warning",
+    "router_unreachable": "warning",
+    "stuck": "warning",
+}
 _PLAIN = re.compile(r"[^\s\"=]+")
 
 

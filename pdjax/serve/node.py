@@ -13,103 +13,57 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 from pdjax.core.errors import ConfigError, PDError
 from pdjax.core.identity import make_epoch
-from pdjax.core.pools import Fingerprint, KVArgs, request_digest
+from pdjax.core.pools import KVArgs, request_digest
+from pdjax.core.reasons import explain
 from pdjax.core.trace import EventLog
-from pdjax.core.wire import PROTOCOL_VERSION
 from pdjax.engine.base import Leg
 from pdjax.engine.bootstrap.client import HttpRegistryClient
 from pdjax.engine.bootstrap.registration import registration
 from pdjax.engine.jax_transfer.channel import ZmqSideChannel
 from pdjax.engine.jax_transfer.manager import JaxTransferKVManager
-from pdjax.engine.jax_transfer.servers import TRANSFER_SIZE, TRANSPORT_ADDRESSES
 from pdjax.engine.jax_transfer.transport import JaxTransferKVEngine
 from pdjax.engine.manager import Ports
-from pdjax.model.checkpoint import load_model
-from pdjax.model.fetch import cache_root, resolve_model, tokenizer_directory
-from pdjax.model.runner import JaxRunner, RunnerSettings, resolve_dtype
-from pdjax.model.tokenizer import Tokenizer
+from pdjax.engine.ports import LookupDone
 from pdjax.sched.factory import make_scheduler
 from pdjax.sched.request import Request
 from pdjax.sched.scheduler import SchedulerConfig
 from pdjax.serve.args import ServeArgs
 from pdjax.serve.engine_api import Role
 from pdjax.serve.engine_api import Tokenizer as EngineTokenizer
+from pdjax.serve.loading import Model, fingerprint_of
 from pdjax.serve.log import ServerLog, hand_off_tap
 from pdjax.serve.node_view import numbers_of, rooms_of
 from pdjax.serve.numbers import Numbers
 from pdjax.serve.router_member import RouterMember
+from pdjax.serve.watchdog import Watchdog
 
 log = logging.getLogger(__name__)
 
 CLOSE_WAIT_S = 1.0  # facts/peer-servers §9: enough for a pull in flight, short enough for an operator
-STOP_POLL_S = 0.01
 IDLE_WAIT_S = 5.0  # a wake ends it; this only bounds a lost one
 
 
-@dataclass
-class Model:
-    """What is loaded once: the runner, and what peers and clients are told of it."""
-
-    name: str
-    runner: JaxRunner
-    tokenizer: Tokenizer
-    info: dict[str, Any]
-
-
-def load(args: ServeArgs) -> Model:
-    """Read model and tokenizer, make the pools. Raises ConfigError."""
-    path = resolve_model(args.model)
-    tokenizer = Tokenizer(path)
-    settings = RunnerSettings(
-        num_pages=args.num_pages,
-        page_size=args.page_size,
-        max_batch=args.max_running_requests,
-        chunk_tokens=args.chunked_prefill_size,
-        context_tokens=args.context_length,
-        dtype=args.dtype,
-        verify=args.verify,
-        compilation_cache=str(cache_root() / "compiled"),
-    )
-    loaded = load_model(path, dtype=resolve_dtype(settings.dtype))
-    runner = JaxRunner(loaded, settings)
-    name = args.served_model_name or args.model
-    directory = tokenizer_directory(path, loaded.digest)
-    info = {
-        # The directory, not the name: the rust router looks for the tokenizer there, and else far away.
-        "model_path": str(directory),
-        "tokenizer_path": str(directory),
-        "model_type": loaded.config.model_type,
-        "architectures": [loaded.config.architecture],
-        "page_size": args.page_size,
-        "weights_digest": loaded.digest,
-    }
-    return Model(name, runner, tokenizer, info)
-
-
-def _fingerprint(runner: JaxRunner) -> Fingerprint:
-    return runner.fingerprint(
-        protocol=PROTOCOL_VERSION, transfer_size=TRANSFER_SIZE, transport_addresses=TRANSPORT_ADDRESSES
-    )
-
-
-def own_fingerprint(args: ServeArgs) -> Fingerprint:
-    """What a server with these flags would tell its peers; reads the weights. Raises ConfigError."""
-    return _fingerprint(load(args).runner)
-
-
 class Node:
-    """Implements serve.engine_api.Engine. ``start`` once; ``stop`` once."""
+    """Implements serve.engine_api.Engine. ``start`` once; ``close`` once."""
 
     def __init__(
-        self, args: ServeArgs, model: Model, serving_url: str, server_log: ServerLog | None = None
+        self,
+        args: ServeArgs,
+        model: Model,
+        serving_url: str,
+        server_log: ServerLog | None = None,
+        on_drain: Callable[[], None] = lambda: None,
     ) -> None:
+        """on_drain: called when a client asks for the end of this process, from any thread."""
         self.args = args
+        self.ask_to_drain = on_drain
+        self.serving_url = serving_url
+        self.draining = False
         self._tap = hand_off_tap(server_log) if server_log is not None else None
         self.role: Role = args.disaggregation_mode
         self.tokenizer: EngineTokenizer = model.tokenizer
@@ -131,7 +85,8 @@ class Node:
         self.channel: ZmqSideChannel | None = None
         self.registry: HttpRegistryClient | None = None
         self.transport: JaxTransferKVEngine | None = None
-        self.router: RouterMember | None = None  # of whoever runs this process
+        self.router: RouterMember | None = None  # of whoever runs this process, and so is the watchdog
+        self.watchdog: Watchdog | None = None
         if self.role != "null":
             self._make_manager(serving_url)
         config = SchedulerConfig(
@@ -151,7 +106,7 @@ class Node:
     def _make_manager(self, serving_url: str) -> None:
         args, settings = self.args, self.args.settings
         pools = list(self.runner.pools)
-        prints = _fingerprint(self.runner)
+        prints = fingerprint_of(self.runner)
         kv = KVArgs(pools, args.page_size, prints, self.instance_id, serving_url)
         clock = time.monotonic
         channel = self.channel = (
@@ -248,30 +203,48 @@ class Node:
         log.info("compiled %d programs in %.1f s", n, time.monotonic() - began)
 
     def drain(self) -> None:
-        """Refuse new legs from now on; what runs goes on."""
+        """Refuse new work from now on; what runs goes on."""
+        self.draining = True
         if self.manager is not None:
-            self.manager.draining = True
+            self.manager.drain()
 
-    def _is_busy(self) -> bool:
-        """Requests run, P's KV waits to be pulled, or P has not yet answered D's last word."""
-        held = self.manager.quiescent() if self.manager is not None else {}
-        return bool(self._n_requests() or held.get("live_rooms") or held.get("notices"))
+    def leave_routers(self) -> None:
+        if self.router is not None:
+            self.router.begin_to_leave()
 
-    def stop(self) -> None:
-        """Abort what runs, let hand-offs under way finish for a moment, tell the peers, end the threads in order."""
-        self.drain()
-        self.scheduler.abort_all("draining")  # the other halves fail with it: a router may try them elsewhere
-        deadline = time.monotonic() + CLOSE_WAIT_S
-        while self._thread.is_alive() and self._is_busy() and time.monotonic() < deadline:
-            self._stopping.wait(STOP_POLL_S)
+    def unfinished(self) -> int:
+        """Requests in any queue and rooms that live, a P's whose KV waits to be pulled included. 0 when nothing moves."""
+        if self.failed() is not None:
+            return 0
+        return sum(_in_queues(self.scheduler.stats())) + (self.manager.n_live if self.manager else 0)
+
+    def has_last_words(self) -> bool:
+        """A P has not answered what D said last, or what the driver has to send is not sent."""
+        if self.manager is None or self.failed() is not None:
+            return False
+        held = self.manager.quiescent()
+        return bool(held["notices"] or held["pending_effects"])
+
+    def end_all(self) -> None:
+        """End every request and every room, and so tell the peers: their clients need not wait for a timer (V7)."""
+        self.scheduler.abort_all("draining")
+        if self.manager is not None:
+            self.manager.end_rooms()
+
+    def close(self) -> int:
+        """Out of routers and registry, then the threads in order. How many notices have no answer yet."""
+        if self.router is not None:
+            self.router.leave()
         self._stopping.set()
         self._wake.set()
         self._thread.join(CLOSE_WAIT_S)
+        unheard = 0
         if self.manager is not None:
-            self.manager.end_rooms()
+            unheard = self.manager.quiescent()["notices"]
             self.manager.stop(CLOSE_WAIT_S)
         if self._trace is not None:
             self._trace.close()
+        return unheard
 
     # ------------------------------------------------------------------ Engine
 
@@ -280,6 +253,8 @@ class Node:
         req.times.arrived = time.monotonic()
         if self.manager is None:
             req.room = None  # without PD the bootstrap fields mean nothing
+            if self.draining:
+                raise PDError(explain("draining"), reason="draining")
             self.scheduler.submit(req)
             return
         if req.room is None:
@@ -308,10 +283,6 @@ class Node:
         elif rid is not None:
             self.scheduler.abort(rid)
 
-    def _n_requests(self) -> int:
-        """Requests in any queue."""
-        return sum(_in_queues(self.scheduler.stats()))
-
     def info(self) -> Mapping[str, Any]:
         stats = self.scheduler.stats()
         running, waiting = _in_queues(stats)
@@ -334,6 +305,7 @@ class Node:
             member = self.registry.membership
             info["registry"] = {**self.registry.counters, "compatible_peers": member.compatible or 0}
             info["registry_error"] = member.error
+            info["peer_reachable"] = member.reachable
             info["transfer_ports"] = self.args.transfer_ports
             info["rejected_peers"] = dict(member.rejected or {})
         if self.router is not None:
@@ -347,11 +319,21 @@ class Node:
         return rooms_of(self, limit, room)
 
     def ready(self) -> bool:
-        if not self._loaded.is_set() or self._dead is not None:
+        if not self._loaded.is_set() or self._dead is not None or self.draining:
             return False
         if self.registry is None or not self.args.bootstrap_host:
             return True
-        return bool(self.registry.membership.compatible)
+        member = self.registry.membership
+        return bool(member.compatible) and (self.role == "prefill" or member.reachable is True)
+
+    def passed(self) -> int:
+        if self.manager is None:
+            return self.scheduler.counts["finished_stop"] + self.scheduler.counts["finished_length"]
+        return sum(n for _, target, n in self.manager.tally.moves() if target == "Success")
+
+    def peers(self) -> Future[LookupDone]:
+        assert self.registry is not None
+        return self.registry.peers("decode" if self.role == "prefill" else "prefill")
 
     def failed(self) -> str | None:
         if self._dead is not None:

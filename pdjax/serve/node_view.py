@@ -26,6 +26,8 @@ def numbers_of(node: Node) -> Numbers:
     }
     if node.router is not None:
         counters["router"] = dict(node.router.counters)
+    if node.watchdog is not None:
+        counters["watchdog"] = dict(node.watchdog.counters)
     shared: dict[str, Any] = {
         "instance_id": node.instance_id,
         "epoch": node.epoch,

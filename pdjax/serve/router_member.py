@@ -66,9 +66,13 @@ class RouterMember:
         for thread in self._threads:
             thread.start()
 
+    def begin_to_leave(self) -> None:
+        """Its threads take it out of every router's list; ``leave`` waits for them."""
+        self._leaving.set()
+
     def leave(self) -> None:
         """Out of every router's list; waits a moment for those that do not answer."""
-        self._leaving.set()
+        self.begin_to_leave()
         for thread in self._threads:
             thread.join(LEAVE_WAIT_S + CALL_TIMEOUT_S)
         self._http.close()

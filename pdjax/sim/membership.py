@@ -39,6 +39,7 @@ class SimRegistryClient:
         self._asking: list[tuple[int, str]] = []
         self._beat: Event | None = None
         self.registered = False
+        self._draining = False
         self.compatible = 0
         self.closed = False
 
@@ -107,7 +108,7 @@ class SimRegistryClient:
         self._tell(FIRST_RETRY_S)
 
     def _register(self, registry: Registry, now: float) -> bool:
-        status = registry.register(self._payload, now)
+        status = registry.register({**self._payload, "draining": self._draining}, now)
         if status in ("new", "replaced"):
             self.net.on_member("listed", str(self._payload["instance_id"]))
         self._count_peers(registry, now)
@@ -118,7 +119,7 @@ class SimRegistryClient:
         self.compatible = sum(x.reason is None for x in registry.list(role, now, self._asker))
 
     def _heartbeat(self, registry: Registry, now: float) -> bool:
-        if not registry.heartbeat(self._key, self._epoch, now):
+        if not registry.heartbeat(self._key, self._epoch, now, draining=self._draining):
             return False
         if not self.compatible:
             self._count_peers(registry, now)
@@ -151,6 +152,10 @@ class SimRegistryClient:
 
         self._call(self._heartbeat if was else self._register, done, "beat")
 
+    def drain(self) -> None:
+        """The next beat says that this node takes nothing new."""
+        self._draining = True
+
     def leave(self) -> None:
         """Out of the registry, and no beat any more."""
         if self._beat is not None:
@@ -179,7 +184,7 @@ class SimRegistryClient:
             self._call(self._list, self._listed, "lookup")
 
     def _list(self, registry: Registry, now: float) -> LookupDone:
-        listed = registry.list("prefill", now, self._asker)
+        listed = registry.route("prefill", now, fingerprint=self._asker)
         entries = tuple(
             Entry(x.seat.key.instance_id, x.seat.epoch, x.seat.zmq_addr, x.seat.serving_url)
             for x in listed

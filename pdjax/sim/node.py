@@ -305,7 +305,7 @@ class Node:
     def drain(self) -> None:
         """Admit nothing more; leave the registry once everything has ended (``drained``)."""
         self.draining = True
-        self.manager.draining = True
+        self.manager.drain()
         self.wake_driver()
 
     def end_all(self) -> None:

@@ -25,7 +25,7 @@ from pdjax.model.runner import JaxRunner
 from pdjax.model.tiny import make_tiny_model
 from pdjax.model.tokenizer import Tokenizer
 from pdjax.serve.args import ServeArgs
-from pdjax.serve.node import load
+from pdjax.serve.loading import load
 
 MakeRunner = Callable[..., JaxRunner]
 FAMILIES: dict[str, dict[str, Any]] = {"llama": {}, **QWEN}

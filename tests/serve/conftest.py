@@ -13,10 +13,11 @@ from pdjax.serve.log import ServerLog
 class Served:
     """A fake engine behind the real application and a real HTTP server."""
 
-    def __init__(self, limits=None, **engine):
+    def __init__(self, limits=None, health_timeout_s=20.0, **engine):
         self.engine = FakeEngine(**engine)
         self.log_text = io.StringIO()
-        app = build_app(self.engine, limits or HttpLimits(), ServerLog(self.log_text))
+        log = ServerLog(self.log_text)
+        app = build_app(self.engine, limits or HttpLimits(), log, health_timeout_s=health_timeout_s)
         self.desk = app.state.desk
         self._thread = HttpThread(app, bind("127.0.0.1", 0), "test-http")
         self._thread.start()

@@ -7,6 +7,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from pdjax.core.errors import PDError
+from pdjax.engine.ports import LookupDone
 from pdjax.model.tokenizer import Detokenizer
 from pdjax.sched.request import Failure, Finish, Output
 from pdjax.serve.numbers import Numbers
@@ -75,6 +76,10 @@ class FakeEngine:
     model_info: dict = field(default_factory=lambda: {"model_type": "llama", "architectures": ["X"]})
     dead: str | None = None
     is_ready: bool = True
+    draining: bool = False
+    serving_url: str = "http://127.0.0.1:1"
+    others: tuple = ()
+    n_passed: int = 0
     disable_radix_cache: bool = False
     can_flush: bool = True
     counted: Numbers = field(default_factory=Numbers)
@@ -146,6 +151,17 @@ class FakeEngine:
 
     def ready(self):
         return self.is_ready
+
+    def passed(self):
+        return self.n_passed
+
+    def peers(self):
+        answer = Future()
+        answer.set_result(LookupDone(0, self.others, {}, None))
+        return answer
+
+    def ask_to_drain(self):
+        self.draining, self.is_ready = True, False
 
     def failed(self):
         return self.dead

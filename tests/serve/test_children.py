@@ -81,6 +81,21 @@ def test_a_child_that_ends_by_itself_is_not_forced():
     assert child.process.returncode == -15
 
 
+def test_a_child_that_still_drains_is_asked_once_more():
+    code = """
+import signal
+asked = []
+signal.signal(signal.SIGTERM, lambda *_: asked.append(1) or len(asked) > 1 and exit(0))
+print("up")
+while True:
+    signal.pause()
+"""
+    child, lines = start(code)
+    lines.wait("up")
+    assert end_all([child], 0.5) == []
+    assert child.process.returncode == 0
+
+
 def test_a_deaf_child_and_its_own_child_are_killed():
     code = """
 import signal, subprocess, sys

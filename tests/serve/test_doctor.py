@@ -254,7 +254,7 @@ def test_this_server_is_compared_when_it_runs_already(registry, serve):
 
 
 def test_this_server_is_compared_by_what_it_would_be(registry):
-    from pdjax.serve.node import own_fingerprint
+    from pdjax.serve.loading import own_fingerprint
 
     args = args_for(registry, num_pages=16, context_length=64)
     mine = own_fingerprint(args)

@@ -38,9 +38,8 @@ def test_load(shared):
     assert load == [{"dp_rank": 0, "num_reqs": 3, "num_waiting_reqs": 2, "num_tokens": 30}]
 
 
-@pytest.mark.parametrize("path", ["/health", "/health_generate"])
-def test_health_tells_a_dead_thread_but_not_a_missing_peer(serve, path):
-    server = serve("decode", is_ready=False)
+def test_health_tells_a_dead_thread_but_not_a_missing_peer(serve):
+    server, path = serve("decode", is_ready=False), "/health"
     assert (server.http.get(path).status_code, server.http.get(path).content) == (200, b"")
     server.engine.dead = "scheduler: boom"
     answer = server.http.get(path)
@@ -54,6 +53,16 @@ def test_readiness_needs_a_peer_and_live_threads(serve):
     assert server.http.get("/readiness").status_code == 503
     server.engine.is_ready, server.engine.dead = True, "driver: boom"
     assert server.http.get("/readiness").status_code == 503
+
+
+def test_drain_is_asked_for_and_shown(serve):
+    server = serve()
+    answer = server.http.post("/drain")
+    assert answer.json() == {"draining": True, "live": 0} and server.engine.draining
+    assert server.http.get("/health").status_code == 200, "alive is not ready"
+    readiness = server.http.get("/readiness")
+    assert readiness.status_code == 503 and readiness.json()["status"] == "draining"
+    assert server.http.get("/server_info").json()["draining"] is True
 
 
 def test_flush_cache(serve):

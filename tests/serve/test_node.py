@@ -2,9 +2,11 @@
 
 import pytest
 
+from pdjax.core.errors import PDError
 from pdjax.sched.request import Request, SamplingParams
 from pdjax.serve.args import ServeArgs
-from pdjax.serve.node import Node, load
+from pdjax.serve.loading import load
+from pdjax.serve.node import Node
 
 
 @pytest.fixture(scope="module")
@@ -33,3 +35,19 @@ def test_a_waiting_request_is_counted_once(node):
     node.scheduler._drain_inbox()
     node.scheduler._answer_flushes()
     assert flushed.result(0) is True
+
+
+def test_a_draining_node_takes_nothing_new_and_knows_what_is_left(node):
+    def request(rid):
+        return Request(rid, [5, 6], SamplingParams(max_new_tokens=2), sink=lambda output: None)
+
+    node.submit(request("before"))
+    node.drain()
+    assert node.unfinished() == 1 and not node.has_last_words()
+    with pytest.raises(PDError) as refused:
+        node.submit(request("after"))
+    assert (refused.value.reason, refused.value.status) == ("draining", 503)
+    node.end_all()
+    node.scheduler.host_work()
+    assert node.unfinished() == 0
+    node.draining = False  # for the other tests on it

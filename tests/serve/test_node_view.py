@@ -10,9 +10,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from pdjax.core import transitions as t
 from pdjax.sched.request import Request, SamplingParams
 from pdjax.serve.args import ServeArgs
+from pdjax.serve.loading import load
 from pdjax.serve.log import ServerLog
 from pdjax.serve.metrics import Exposition
-from pdjax.serve.node import Node, load
+from pdjax.serve.node import Node
 from pdjax.serve.request_stats import RequestStats
 
 ROOM = (1 << 62) + 12345

@@ -8,12 +8,14 @@ when the registry does not answer). Must never call the sink on the caller's thr
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ipaddress
 import logging
 import threading
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import urlsplit
@@ -23,6 +25,7 @@ import msgspec
 
 from pdjax.core.pools import Fingerprint
 from pdjax.core.settings import PDSettings
+from pdjax.engine.bootstrap.reach import Reach
 from pdjax.engine.bootstrap.registry import BadRegistration, parse_print, parse_uint
 from pdjax.engine.ports import Entry, LookupDone
 
@@ -39,10 +42,14 @@ CLOSE_WAIT_S = 2.0
 
 @dataclass(frozen=True)
 class Membership:
-    """What the registry last said about this instance. compatible is None until it has answered once."""
+    """What the registry last said about this instance. compatible is None until it has answered once.
+
+    reachable: D: the side channel of one of them accepts connections; None: not looked at yet, or P.
+    """
 
     registered: bool = False
     compatible: int | None = None
+    reachable: bool | None = None
     rejected: Mapping[str, str] | None = None
     error: str | None = None
 
@@ -77,7 +84,7 @@ def _host_of(url: str) -> str | None:
 def _membership(reply: Any) -> Membership:
     """What a 200 says. Raises KeyError, TypeError or ValueError when a stranger answers."""
     peers = reply["peers"]
-    return Membership(True, int(peers["compatible"]), dict(peers["rejected"]))
+    return Membership(True, int(peers["compatible"]), rejected=dict(peers["rejected"]))
 
 
 def _jsonable(payload: Mapping[str, Any]) -> dict[str, Any]:
@@ -121,6 +128,10 @@ class HttpRegistryClient:
         self._known: OrderedDict[tuple[str, int], _Answer] = OrderedDict()
         self._asking: dict[tuple[str, int], list[tuple[int, str]]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._keeper: asyncio.Task[None] | None = None
+        self._draining = False
+        self._reach = Reach(self._side_channels)
+        self._looking: asyncio.Task[None] | None = None
         self._closing = False
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="pdjax-registry", daemon=True)
@@ -136,7 +147,29 @@ class HttpRegistryClient:
         if self.host is None:
             raise ValueError("announce needs a configured registry: give a bootstrap host")
         payload = _jsonable(registration)
-        self._post(lambda: self._spawn(self._keep_alive(payload)))
+
+        def begin() -> None:
+            self._keeper = self._spawn(self._keep_alive(payload))
+
+        self._post(begin)
+
+    def drain(self) -> None:
+        """Say with the next beat, which comes at once, that this instance takes nothing new."""
+
+        def say() -> None:
+            self._draining = True
+            self._beat_now.set()
+
+        self._post(say)
+
+    def leave(self) -> None:
+        """Take the entry out and beat no more; the keeper's own end does it."""
+
+        def end() -> None:
+            if self._keeper is not None:
+                self._keeper.cancel()
+
+        self._post(end)
 
     def lookup(self, tag: int, host: str, port: int | None) -> None:
         """The answer goes to the sink: fresh, or the last known one while the registry does not answer."""
@@ -144,6 +177,10 @@ class HttpRegistryClient:
             (self.host, self.port) if self.host is not None else (host, self.port if port is None else port)
         )
         self._post(lambda: self._look_up(tag, host, where))
+
+    def peers(self, role: str) -> Future[LookupDone]:
+        """Instances of a role that fit this one and take requests: of the configured registry, else of the last one used."""
+        return asyncio.run_coroutine_threadsafe(self._peers(role), self._loop)
 
     def close(self) -> None:
         """Leave the registry and stop the thread; waits at most CLOSE_WAIT_S. Open look-ups get no answer."""
@@ -167,6 +204,7 @@ class HttpRegistryClient:
         # trust_env: a proxy from the environment must not stand between instances (facts/router §8, trap 2).
         self._http = httpx.AsyncClient(timeout=CALL_TIMEOUT_S, trust_env=False)
         self._stopped = asyncio.Event()
+        self._beat_now = asyncio.Event()
         try:
             self._loop.run_until_complete(self._serve())
         finally:
@@ -186,13 +224,20 @@ class HttpRegistryClient:
         self._closing = True
         self._stopped.set()
 
-    def _spawn(self, work: Any) -> None:
+    def _spawn(self, work: Any) -> asyncio.Task[None] | None:
         if self._closing:
             work.close()
-            return
+            return None
         task = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _pause(self, wait_s: float) -> None:
+        """Until the next beat is due; ``drain`` ends it."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._beat_now.wait(), wait_s)
+        self._beat_now.clear()
 
     async def _keep_alive(self, payload: dict[str, Any]) -> None:
         """PUT until it is accepted, then heartbeat; 404 (expired, restarted, replaced) registers again (V6)."""
@@ -207,16 +252,17 @@ class HttpRegistryClient:
         registered, retry_s = False, FIRST_RETRY_S
         try:
             while True:
-                registered = await self._tell(base, beat if registered else payload, registered)
+                body = {**(beat if registered else payload), "draining": self._draining}
+                registered = await self._tell(base, body, registered)
                 if registered:
                     retry_s = FIRST_RETRY_S
                     # Without a peer an instance is not ready: it looks for one more often.
                     lonely = not self.membership.compatible
-                    await asyncio.sleep(min(self._interval_s, LONELY_BEAT_S) if lonely else self._interval_s)
+                    await self._pause(min(self._interval_s, LONELY_BEAT_S) if lonely else self._interval_s)
                 elif self.membership.registered:
                     self.membership = replace(self.membership, registered=False)  # a 404: register at once
                 else:
-                    await asyncio.sleep(min(retry_s, self._interval_s))
+                    await self._pause(min(retry_s, self._interval_s))
                     retry_s *= 2
         finally:
             # Also when the first PUT was never answered: it may have arrived.
@@ -236,13 +282,29 @@ class HttpRegistryClient:
             return registered
         if heard is not None:
             self.counters["heartbeat" if registered else "registered"] += 1
-            self.membership = heard
+            self._heard(heard, str(body.get("role")))
             return True
         self.counters[f"refused_{answer.status_code}"] += 1
         told = reply.get("error") if isinstance(reply, dict) else None
         message = told.get("message", "") if isinstance(told, dict) else ""
         self.membership = replace(self.membership, error=f"registry {base}: {message or answer.status_code}")
         return False
+
+    def _heard(self, now: Membership, role: str) -> None:
+        before = self.membership
+        self.membership = replace(now, reachable=before.reachable if now.compatible else None)
+        if now.compatible != before.compatible:
+            self._reach.forget()
+        if role == "decode" and now.compatible and (self._looking is None or self._looking.done()):
+            self._looking = self._spawn(self._look_around())
+
+    async def _look_around(self) -> None:
+        reachable = await self._reach.look()
+        if self.membership.compatible:
+            self.membership = replace(self.membership, reachable=reachable)
+
+    async def _side_channels(self) -> list[str]:
+        return [entry.zmq_addr for entry in (await self._fetch((str(self.host), self.port))).entries]
 
     async def _leave(self, base: str, beat: Mapping[str, Any]) -> None:
         try:
@@ -283,14 +345,21 @@ class HttpRegistryClient:
         for tag, wanted_host in self._asking.pop(where):
             self._answer(tag, wanted_host, fresh)
 
-    async def _fetch(self, where: tuple[str, int]) -> _Answer:
-        query = {"role": "prefill"}
+    async def _peers(self, role: str) -> LookupDone:
+        if self.host is None and not self._known:
+            return LookupDone(0, (), {}, "no registry is configured, and no request has named one yet")
+        where = (self.host, self.port) if self.host is not None else next(reversed(self._known))
+        found = await self._fetch(where, "/list", role)
+        return LookupDone(0, found.entries, found.rejected, found.error)
+
+    async def _fetch(self, where: tuple[str, int], path: str = "/route", role: str = "prefill") -> _Answer:
+        query = {"role": role}
         if self._asker is not None:
             asker = {"hash": self._asker.hash, "fields": dict(self._asker.fields)}
             query["fingerprint"] = msgspec.json.encode(asker).decode()
         self.counters["lookup_sent"] += 1
         try:
-            answer = await self._http.get(f"{base_url(*where)}/route", params=query)
+            answer = await self._http.get(f"{base_url(*where)}{path}", params=query)
             answer.raise_for_status()
             return self._read(answer.json())
         except (httpx.HTTPError, httpx.InvalidURL, BadRegistration, ValueError, KeyError, TypeError) as error:

@@ -71,11 +71,12 @@ class Seat:
 
 @dataclass(frozen=True)
 class Listed:
-    """A seat as one asker sees it. reason is None when it is compatible."""
+    """A seat as one asker sees it. reason is None when it is compatible. draining: it takes nothing new."""
 
     seat: Seat
     age_s: float
     reason: str | None
+    draining: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """epoch is text, so that no JSON reader rounds it (S8)."""
@@ -85,6 +86,7 @@ class Listed:
             age_s=round(self.age_s, 3),
             compatible=self.reason is None,
             reason=self.reason,
+            draining=self.draining,
         )
         return out
 
@@ -93,6 +95,7 @@ class Listed:
 class _Held:
     seat: Seat
     heard: float
+    draining: bool = False
 
 
 def _text(payload: Mapping[str, Any], name: str, *, required: bool = False) -> str:
@@ -248,9 +251,9 @@ class Registry:
             return "full"
         self._floor.pop(seat.key, None)
         if held is not None:
-            self._count(held.seat, -1)
-        self._count(seat, 1)
-        self._held[seat.key] = _Held(seat, now)
+            self._count(held, -1)
+        taken = self._held[seat.key] = _Held(seat, now, payload.get("draining") is True)
+        self._count(taken, 1)
         if held is None:
             return "new"
         if held.seat.epoch == seat.epoch:
@@ -258,8 +261,12 @@ class Registry:
         self.counters["replaced"] += 1
         return "replaced"
 
-    def heartbeat(self, key: Key, epoch: int, now: float) -> bool:
-        """False: this life is not listed (never was, has expired, or is older than the listed one)."""
+    def heartbeat(self, key: Key, epoch: int, now: float, *, draining: bool = False) -> bool:
+        """False: this life is not listed (never was, has expired, or is older than the listed one).
+
+        draining: from now on it takes nothing new. It counts as nobody's peer and ``list`` leaves it out; ``route``
+        goes on naming it, because a D must still find the P of a room that it has taken before (V12).
+        """
         self.sweep(now)
         held = self._held.get(key)
         if held is None or held.seat.epoch != epoch:
@@ -267,6 +274,9 @@ class Registry:
             self.counters["stale_heartbeat" if older else "unknown_heartbeat"] += 1
             return False
         held.heard = now
+        if draining and not held.draining:
+            self._count(held, -1)
+            held.draining = True
         return True
 
     def remove(self, key: Key, epoch: int) -> bool:
@@ -296,14 +306,17 @@ class Registry:
         return late
 
     def _vacate(self, key: Key, floor: int) -> None:
-        self._count(self._held.pop(key).seat, -1)
+        self._count(self._held.pop(key), -1)
         self._floor.pop(key, None)
         while len(self._floor) >= self.max_entries:
             del self._floor[next(iter(self._floor))]
         self._floor[key] = (floor, self._now + self.ttl_s)
 
-    def _count(self, seat: Seat, n: int) -> None:
-        kind = seat.key.role, seat.fingerprint.hash
+    def _count(self, held: _Held, n: int) -> None:
+        """_kinds counts the seats that take requests."""
+        if held.draining:
+            return
+        kind = held.seat.key.role, held.seat.fingerprint.hash
         self._kinds[kind] += n
         if not self._kinds[kind]:
             del self._kinds[kind]
@@ -336,7 +349,7 @@ class Registry:
         """Seats of that rank tuple (tp, cp, dp, pp): of one instance, or of all when D cannot know it (design §5)."""
         return [
             listed
-            for listed in self.list(role, now, fingerprint)
+            for listed in self._listed(role, now, fingerprint)
             if tuple(listed.seat.key[2:]) == tuple(ranks)
             and instance_id in (None, listed.seat.key.instance_id)
         ]
@@ -355,15 +368,18 @@ class Registry:
             return None
         return explain(asker, seat.fingerprint)
 
-    def list(self, role: str, now: float, fingerprint: Print | str | None = None) -> list[Listed]:
-        """Every seat of a role, oldest registration first, judged against the asker's fingerprint if it gave one.
-
-        A bare hash is enough when any listed seat has the same hash: its fields explain the differences.
-        """
+    def _listed(self, role: str, now: float, fingerprint: Print | str | None) -> list[Listed]:
         self.sweep(now)
         asker = self._asker(fingerprint)
         return [
-            Listed(held.seat, now - held.heard, self._judge(asker, held.seat))
+            Listed(held.seat, now - held.heard, self._judge(asker, held.seat), held.draining)
             for held in self._held.values()
             if held.seat.key.role == role
         ]
+
+    def list(self, role: str, now: float, fingerprint: Print | str | None = None) -> list[Listed]:
+        """Every seat of a role that takes requests, oldest registration first, judged against the asker's fingerprint.
+
+        A bare hash is enough when any listed seat has the same hash: its fields explain the differences.
+        """
+        return [listed for listed in self._listed(role, now, fingerprint) if not listed.draining]

@@ -97,7 +97,7 @@ def build_app(registry: Registry, clock: Callable[[], float] = time.monotonic) -
     async def heartbeat(request: Request) -> JSONResponse:
         payload = await _object(request)
         key, epoch, now = parse_key(payload), parse_uint(payload.get("epoch"), "epoch"), clock()
-        if not registry.heartbeat(key, epoch, now):
+        if not registry.heartbeat(key, epoch, now, draining=payload.get("draining") is True):
             return _error(404, "this life is not registered: register again")
         mine = payload.get("fingerprint")
         return JSONResponse(

@@ -50,9 +50,10 @@ def leave(code: int) -> NoReturn:
     The interpreter's own teardown is skipped: with a transfer in flight it has ended in SIGSEGV, and a thread of
     any library can hold it for ever (facts/transfer row 16, facts/peer-servers §9).
     """
-    with contextlib.suppress(OSError, ValueError):  # a handler whose stream is gone must not keep us here
+    # A handler whose stream is gone must not keep us here, nor one that a signal met in the middle of a write.
+    with contextlib.suppress(OSError, ValueError, RuntimeError):
         logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError, RuntimeError):
             stream.flush()
     os._exit(code)

@@ -1,0 +1,121 @@
+"""One real pass through the pair, for /health_generate: a prompt prefilled on P, pulled by D, decoded (facts/router §1, §9).
+
+The node that is asked draws a room, posts one half to a peer and takes the other like any client's. A router or an
+operator learns from it that requests can be answered; that the process lives is /health, which needs no peer (incident
+B64). Must never run two passes at once, and never take a full queue for a fault while others pass.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Awaitable
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+
+from pdjax.engine.ports import Entry
+from pdjax.serve.calls import Desk
+from pdjax.serve.errors import ApiError
+from pdjax.serve.limits import HttpLimits
+from pdjax.serve.sglang_api import parse_generate
+
+LOOK_S = 1.0  # a pass that takes longer may stand behind other requests: their passes count, too
+MAX_TRIED = 3  # peers of one pass, one after the other
+PROMPT = [0, 0]
+NEW_TOKENS = 2  # the first is P's, the second one D's
+
+
+class HealthPass:
+    """``check`` from any number of requests at once; they share one pass. limit_s: of one pass, all its tries together."""
+
+    def __init__(self, desk: Desk, limits: HttpLimits, limit_s: float) -> None:
+        self._desk, self._limits, self._limit_s = desk, limits, limit_s
+        self._pass: asyncio.Task[str | None] | None = None
+
+    async def check(self) -> str | None:
+        """Why no request can pass, None when one did."""
+        engine = self._desk.engine
+        if (dead := engine.failed()) is not None:
+            return dead
+        if engine.draining:
+            return "this server is draining"
+        before = engine.passed()
+        if self._pass is None or self._pass.done():
+            self._pass = asyncio.create_task(self._run())
+        running = self._pass
+        while not running.done():
+            await asyncio.wait({running}, timeout=LOOK_S)
+            if not running.done() and engine.passed() > before:
+                return None
+        return running.result()
+
+    async def _run(self) -> str | None:
+        until = time.monotonic() + self._limit_s
+        if self._desk.engine.role == "null":
+            return await self._through([self._own(self._body())], until)
+        found = await asyncio.wrap_future(self._desk.engine.peers())
+        tried = []
+        for peer in found.entries[:MAX_TRIED]:
+            why = await self._with(peer, until)
+            if why is None:
+                return None
+            tried.append(f"{peer.instance_id}: {why}")
+        return (
+            "; ".join(tried)
+            or f"no instance to pass a request with: {found.error or 'none that fits is listed'}"
+        )
+
+    async def _with(self, peer: Entry, until: float) -> str | None:
+        engine = self._desk.engine
+        p_url = engine.serving_url if engine.role == "prefill" else peer.serving_url
+        body = {
+            **self._body(),
+            "bootstrap_host": urlsplit(p_url).hostname,
+            "bootstrap_port": engine.bootstrap_port,
+            "bootstrap_room": secrets.randbelow(1 << 63),
+        }
+        return await self._through([self._own(body), self._other(peer, body)], until)
+
+    @staticmethod
+    def _body() -> dict[str, Any]:
+        sampling = {"max_new_tokens": NEW_TOKENS, "temperature": 0, "ignore_eos": True}
+        return {"input_ids": PROMPT, "sampling_params": sampling, "rid": f"health-{secrets.token_hex(4)}"}
+
+    async def _through(self, halves: list[Awaitable[str | None]], until: float) -> str | None:
+        """Both halves together; the first that fails ends the other."""
+        tasks = [asyncio.ensure_future(half) for half in halves]
+        try:
+            for next_done in asyncio.as_completed(tasks, timeout=max(until - time.monotonic(), 0.0)):
+                if (why := await next_done) is not None:
+                    return why
+        except TimeoutError:
+            return f"no pass within {self._limit_s:g} s"
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        return None
+
+    async def _own(self, body: dict[str, Any]) -> str | None:
+        try:
+            call = self._desk.open(parse_generate(body, self._desk.engine, self._limits).prompts, False)
+            try:
+                await call.collect()
+            finally:
+                call.close()
+        except ApiError as error:
+            return error.message
+        (sub,) = call.subs
+        return None if sub.finish is not None and sub.finish.type == "length" else "the request was aborted"
+
+    async def _other(self, peer: Entry, body: dict[str, Any]) -> str | None:
+        # trust_env: a proxy must not stand between the processes of one deployment (facts/router §8, trap 2).
+        async with httpx.AsyncClient(trust_env=False, timeout=None) as client:  # the pass has its own limit
+            try:
+                answer = await client.post(f"{peer.serving_url}/generate", json=body)
+            except (httpx.HTTPError, httpx.InvalidURL) as error:
+                return f"does not answer at {peer.serving_url}: {type(error).__name__}"
+        return None if answer.status_code == 200 else f"answers {answer.status_code}: {answer.text[:200]}"

@@ -1,0 +1,70 @@
+"""A model as a node is given it: weights and tokenizer read, pools made, and what peers and clients are told of it.
+
+Must never start a thread or compile a program.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from pdjax.core.pools import Fingerprint
+from pdjax.core.wire import PROTOCOL_VERSION
+from pdjax.engine.jax_transfer.servers import TRANSFER_SIZE, TRANSPORT_ADDRESSES
+from pdjax.model.checkpoint import load_model
+from pdjax.model.fetch import cache_root, resolve_model, tokenizer_directory
+from pdjax.model.runner import JaxRunner, RunnerSettings, resolve_dtype
+from pdjax.model.tokenizer import Tokenizer
+from pdjax.serve.args import ServeArgs
+
+
+@dataclass
+class Model:
+    """What is loaded once: the runner, and what peers and clients are told of it."""
+
+    name: str
+    runner: JaxRunner
+    tokenizer: Tokenizer
+    info: dict[str, Any]
+
+
+def load(args: ServeArgs) -> Model:
+    """Read model and tokenizer, make the pools. Raises ConfigError."""
+    path = resolve_model(args.model)
+    tokenizer = Tokenizer(path)
+    settings = RunnerSettings(
+        num_pages=args.num_pages,
+        page_size=args.page_size,
+        max_batch=args.max_running_requests,
+        chunk_tokens=args.chunked_prefill_size,
+        context_tokens=args.context_length,
+        dtype=args.dtype,
+        verify=args.verify,
+        compilation_cache=str(cache_root() / "compiled"),
+    )
+    loaded = load_model(path, dtype=resolve_dtype(settings.dtype))
+    runner = JaxRunner(loaded, settings)
+    name = args.served_model_name or args.model
+    directory = tokenizer_directory(path, loaded.digest)
+    info = {
+        # The directory, not the name: the rust router looks for the tokenizer there, and else far away.
+        "model_path": str(directory),
+        "tokenizer_path": str(directory),
+        "model_type": loaded.config.model_type,
+        "architectures": [loaded.config.architecture],
+        "page_size": args.page_size,
+        "weights_digest": loaded.digest,
+    }
+    return Model(name, runner, tokenizer, info)
+
+
+def fingerprint_of(runner: JaxRunner) -> Fingerprint:
+    """What its peers compare with their own."""
+    return runner.fingerprint(
+        protocol=PROTOCOL_VERSION, transfer_size=TRANSFER_SIZE, transport_addresses=TRANSPORT_ADDRESSES
+    )
+
+
+def own_fingerprint(args: ServeArgs) -> Fingerprint:
+    """What a server with these flags would tell its peers; reads the weights. Raises ConfigError."""
+    return fingerprint_of(load(args).runner)

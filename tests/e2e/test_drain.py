@@ -1,0 +1,124 @@
+"""Servers that are asked to end: they take nothing new, finish what they have, tell their peers, and end with code 0."""
+
+import concurrent.futures
+import signal
+import time
+
+import pytest
+from fleets import WAIT_S, Deployment
+from shims import until
+from test_faults import SOON_S, TIMERS, TINY, body, both, eventually_serves
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
+
+
+@pytest.fixture(scope="module")
+def leaving(tmp_path_factory):
+    with Deployment(
+        tmp_path_factory.mktemp("drain"), "tiny", *TINY, *TIMERS, prefill=1, decode=1
+    ) as deployment:
+        deployment.start()
+        yield deployment
+        deployment.await_free([child.name for child in deployment.children if child.name in NODES])
+        deployment.check_logs()
+
+
+NODES = ("prefill-0", "decode-0")
+
+
+def pair_up(fleet, *d_options):
+    """Both serve, D with these options: who has ended in the test before, or has others, is started again."""
+    if fleet.__dict__.setdefault("d_options", ()) != d_options and any(
+        child.name == "decode-0" for child in fleet.children
+    ):
+        fleet.child("decode-0").tell(signal.SIGTERM)
+        has_ended(fleet, "decode-0")
+    fleet.d_options = d_options
+    there = {child.name for child in fleet.children}
+    for name in NODES:
+        if name not in there:
+            fleet.restart(name, [*fleet.commands[name], *(d_options if name == "decode-0" else ())])
+    eventually_serves(fleet)
+
+
+def readiness(fleet, name):
+    return fleet.http.get(f"{fleet.url(name)}/readiness").json()["status"]
+
+
+def listed(fleet, role):
+    found = fleet.http.get(f"{fleet.addresses['bootstrap']}/list?role={role}").json()["instances"]
+    return [one["instance_id"] for one in found]
+
+
+def has_ended(fleet, name, within_s=WAIT_S):
+    """It ends with code 0 by itself; then another life may take its seat."""
+    child = fleet.child(name)
+    assert child.join(within_s), f"{name} has not ended after {within_s} s"
+    assert child.process.returncode == 0
+    fleet.children.remove(child)
+
+
+def in_the_middle_of_a_stream(fleet, pool):
+    """A request that D decodes; its answer comes when D goes on."""
+    long = body(fleet, 300)
+    decoding = pool.submit(fleet.post, "decode-0", "/generate", long)
+    assert fleet.post("prefill-0", "/generate", long).status_code == 200
+    fleet.await_any("decode-0", "running", unless=decoding.done)
+    return decoding
+
+
+def test_a_draining_d_finishes_what_it_decodes_and_refuses_the_rest(leaving):
+    pair_up(leaving)
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        decoding = in_the_middle_of_a_stream(leaving, pool)
+        with leaving.paused("decode-0"):
+            leaving.child("decode-0").tell(signal.SIGTERM)
+            assert until(lambda: readiness(leaving, "decode-0") == "draining")
+            assert until(lambda: listed(leaving, "decode") == [])
+            assert leaving.http.get(f"{leaving.url('decode-0')}/health").status_code == 200
+            p, d = both(leaving, body(leaving, 3))
+            assert d.status_code == 503 and d.json()["error"]["reason"] == "draining", d.text
+            assert p.status_code in (200, 503), p.text  # it may be prefilled by then
+            leaving.await_free(["prefill-0"], within_s=5)  # D has told it: the lease takes longer
+            assert until(lambda: readiness(leaving, "prefill-0") == "not ready")
+        answer = decoding.result()
+    assert answer.status_code == 200 and len(answer.json()["output_ids"]) == 300
+    has_ended(leaving, "decode-0")
+    leaving.await_free(["prefill-0"])
+
+
+def test_a_draining_p_keeps_its_kv_until_it_is_pulled(leaving):
+    """Asked over HTTP; a D whose half comes later still finds it."""
+    pair_up(leaving, "--drain-timeout", "0.5")
+    request = body(leaving, 4)
+    assert leaving.post("prefill-0", "/generate", request).status_code == 200
+    assert leaving.post("prefill-0", "/drain", {}).json()["draining"] is True
+    assert until(lambda: readiness(leaving, "prefill-0") == "draining" and listed(leaving, "prefill") == [])
+    assert leaving.post("prefill-0", "/drain", {}).status_code == 200, "asking again changes nothing"
+    answer = leaving.post("decode-0", "/generate", request)
+    assert answer.status_code == 200 and len(answer.json()["output_ids"]) == 4, answer.text
+    has_ended(leaving, "prefill-0")
+
+
+@pytest.mark.parametrize("how", ["its bound", "a second signal"])
+def test_what_does_not_end_by_itself_is_ended(leaving, how):
+    """The client is answered, the peer is told, and the code is 0 all the same."""
+    pair_up(leaving, *(("--drain-timeout", "0.5") if how == "its bound" else ()))
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        decoding = in_the_middle_of_a_stream(leaving, pool)
+        leaving.post("decode-0", "/pause_generation", {"mode": "in_place"}).raise_for_status()
+        landing = body(leaving, 4)  # its hand-off cannot end either: nothing is scattered in a pause
+        waiting = pool.submit(leaving.post, "decode-0", "/generate", {**landing, "rid": "never"})
+        assert until(lambda: leaving.state("decode-0")["bootstrapping"] == 1)
+        leaving.child("decode-0").tell(signal.SIGTERM)
+        if how == "a second signal":
+            assert until(lambda: readiness(leaving, "decode-0") == "draining")
+            assert leaving.child("decode-0").alive
+            leaving.child("decode-0").tell(signal.SIGTERM)
+        has_ended(leaving, "decode-0", SOON_S)
+        assert decoding.result().json()["meta_info"]["finish_reason"]["type"] == "abort"
+        refused = waiting.result()
+        assert refused.status_code == 503 and refused.json()["error"]["reason"] == "draining", refused.text
+    began = time.monotonic()
+    late = leaving.post("prefill-0", "/generate", landing)
+    assert late.status_code == 503 and time.monotonic() - began < SOON_S, "P was told before its leg came"
