@@ -225,6 +225,9 @@ class ReceiverRoom(Room):
     def _do_abort_others(self, ev: Event, now: float) -> list[Effect]:
         return self._notify("abort", self._others(), now)
 
+    def _do_abort_dropped(self, ev: Event, now: float) -> list[Effect]:
+        return self._notify("abort", [ev.peer], now)
+
     def _do_notice_abort(self, ev: Event, now: float) -> list[Effect]:
         if ev.name == "candidates":  # the room ended before anybody could be told
             peers = [] if self.bound else self.fresh_candidates

@@ -196,8 +196,8 @@ d("B", "failed", "F", "last_candidate echo", "bind_peer engine_stop bury", "P ha
 d("B", "failed", "F", "last_candidate", "bind_peer engine_stop notice_abort bury", "P has ended it (V7)", reason="peer_failed")
 d("B", "failed", "=", "", "drop_candidate", "others remain")
 d("B", "refused peer_silence", "F", "from_candidate last_candidate", "engine_stop notice_abort bury", "the last that could have the room is gone, or only unheard: then it must know (V7)", reason="peer_lost")
-d("B", "refused peer_silence", "=", "from_candidate", "drop_candidate", "one refused candidate is no failure while others remain")
-d("B", "refused peer_silence", "=", "", "", "not one of ours")
+d("B", "refused peer_silence", "=", "from_candidate", "drop_candidate abort_dropped", "no failure while others remain; one that was only unheard must know (V7)")
+d("B", "refused peer_silence", "=", "", "end_notice", "not one of ours, or dropped and gone: it needs no notice")
 d("B", "expire_bootstrap", "F", "", "engine_stop notice_abort bury", "no P has the room", reason="bootstrap_timeout")
 
 # ------------------------------------------------------------------ receiver: bound

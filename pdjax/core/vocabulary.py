@@ -166,6 +166,7 @@ EFFECTS: Final[dict[str, str]] = {
     "say_hello": "hello to the bound P, or to every candidate; arm the next one",
     "bind_peer": "the sender is this room's P, in this life; stop the bootstrap timer",
     "abort_others": "abort notice to every other candidate",
+    "abort_dropped": "abort notice to the candidate that is dropped",
     "reply_abort": "abort(quiet) to the sender, once",
     "note_ready": "keep manifest and first token; tell the scheduler (FIFO by ready)",
     "start_pull": "pull every part into temporary buffers; start the transfer timer",

@@ -16,7 +16,7 @@ from pdjax.sim.replay import run_trace
 from pdjax.sim.trace_file import dumps
 
 ROOT = Path(__file__).parents[2]
-LEAST = 0.913  # of the mutants are noticed; it only goes up
+LEAST = 0.917  # of the mutants are noticed; it only goes up
 KEPT = record.recorded()
 MUTANTS = {m.name: m for m in mutate.all_mutants()}
 MISTAKES = [m.name for m in mutate.mistakes()]

@@ -34,7 +34,7 @@ PINNED = {
     "one-room": (20_420, 213_523),
     "one-room-crashes": (44_814, 348_942),
     "one-room-gated": (4_354, 33_462),
-    "wrong-candidate": (10_795, 41_719),
+    "wrong-candidate": (16_261, 64_043),
     "crossed": (4_352, 11_114),
     "alien": (520, 3_392),
     "room-used-again": (16_568, 59_247),

@@ -46,7 +46,8 @@ def of_a_line(world: World, before: State, line: Transition, move: Move) -> list
     if line.event == "peer_reborn" and line.target == F != line.source and new[pr.R_BOUND] != move.action[1]:
         found.append(f"S5: a new life of {move.action[1]} ends room {line.room} of {name}, which another has")
     if line.event in ("refused", "peer_silence"):
-        found += _gone(name, line, new, str(move.action[2]))
+        peer = str(move.action[2])
+        found += _gone(name, line, new, peer, dropped=peer in _asked(old) - _asked(new))
     if line.source == B and line.target == F and line.event in ("failed", "refused", "peer_silence"):
         left = _asked(new) - {move.action[2] if line.event != "failed" else move.action[1]}
         found += [f"V10: {name} gives room {line.room} up, which {p} may have" for p in left]
@@ -57,10 +58,14 @@ def of_a_line(world: World, before: State, line: Transition, move: Move) -> list
     return found
 
 
-def _gone(name: str, line: Transition, record: tuple[Any, ...], peer: str) -> list[str]:
-    """Nobody is there any more: a room that is bound to it ends, and a notice to a former candidate does."""
+def _gone(name: str, line: Transition, record: tuple[Any, ...], peer: str, dropped: bool) -> list[str]:
+    """Nobody is there any more: a room that is bound to it ends, and a notice to a former candidate does. The one that
+    is dropped by this very event is told: it may only be unheard."""
     if line.source in (W, T) and record[pr.R_BOUND] == peer:
         return [] if line.target == F else [f"V7: room {line.room} of {name} waits for {peer}, which is gone"]
+    if dropped and line.target == B:
+        told = any(n[0] == peer for n in record[pr.R_NOTICES])
+        return [] if told else [f"V7: {name} does not tell {peer} that room {line.room} goes on without it"]
     fresh = line.source in LIVE and line.target == F
     if any(n[0] == peer for n in record[pr.R_NOTICES]) and not fresh:
         return [f"V2: {name} repeats its notice of room {line.room} to {peer}, which is gone"]

@@ -253,6 +253,7 @@ begin
 end;
 procedure rdo_bind_peer(e: ev); begin d_bound := true; d_bound_epoch := e.epoch; d_t_bootstrap := false; d_t_hello := true; end;
 procedure rdo_abort_others(e: ev); begin arm_notice(); end;
+procedure rdo_abort_dropped(e: ev); begin arm_notice(); end;
 procedure rdo_notice_abort(e: ev);
 begin
   if (e.name = e_candidates & !d_bound) | d_bound | (d_candidate & !d_out) then

@@ -24,8 +24,6 @@ REASONS = {
     "dropped with its record": "The record is dropped in the same step, and its timers with it: the effect clears garbage.",
     "nothing but a name": "The row changes nothing and says nothing. Without it, or where it stands for the default, the message"
     " is STALE, which changes nothing and says nothing either.",
-    "nothing to end": "A D that still looks for its P has no open notice (notices begin when it is bound or ends), and a"
-    " candidate that is out is out already: end_notice and drop_candidate find nothing to do.",
     "over in this step": "The room ends in this very step and every other candidate is out. Being bound only spares a P that a"
     " late look-up shows for the first time an abort of a room that it does not have.",
     "out and told": "The candidate was dropped because it had said failed or had died. It works for nobody; what it may hold in"
@@ -86,8 +84,6 @@ SURVIVORS = {
     "receiver B unknown [from_candidate]: not asking from_candidate": "nothing but a name",
     "receiver B failed [!from_candidate+!echo]: deleted": "out and told",
     "receiver B failed [!from_candidate+!echo]: without reply_abort": "out and told",
-    "receiver B failed [!from_candidate]: deleted": "nothing to end",
-    "receiver B failed [!from_candidate]: without end_notice": "nothing to end",
     "receiver B failed [last_candidate+echo]: without bind_peer": "over in this step",
     "receiver B failed [last_candidate]: without bind_peer": "over in this step",
     "receiver B refused,peer_silence [from_candidate+last_candidate]: not asking from_candidate": "only who knows the peer",

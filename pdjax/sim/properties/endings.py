@@ -330,7 +330,7 @@ class V7(Property):
 
         The registry has not shown the P to D (it is away, or does not match), or the P has dropped out while others
         remain, which is no failure (protocol §3: D cannot know which of them the router has chosen). It has said
-        failed, or was not heard; in the second case it may have the room, and D does not tell it when the room ends.
+        failed, or was not heard. D that ends has told every one of them.
         """
         node = self.ctx.node(receiver.node, receiver.epoch)
         record = node.manager.receiver.rooms.get(receiver.room) if node is not None else None
@@ -339,7 +339,7 @@ class V7(Property):
         candidate = record.candidates.get(sender.node)
         if candidate is None:
             return True
-        return candidate.out and any(not c.out for c in record.candidates.values())
+        return candidate.out and receiver.live and any(not c.out for c in record.candidates.values())
 
     def _same(self, track: Track, there: Track, attempt: str) -> bool:
         """The two records are one hand-off: bound to each other, or not bound and of one request."""
