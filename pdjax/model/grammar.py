@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from pdjax.core.errors import PDError
+
 MAX_COMPILED = 64  # schemas kept compiled, the least recently used one goes
 # Between two parts of the text: nothing, a space, or a new line with an indent. Small models write spaces without end
 # where that is allowed.
@@ -25,11 +27,16 @@ class GrammarError(ValueError):
 
 
 class JsonGrammar:
-    """sched.request.Grammar over one llguidance matcher, of a vocabulary that fits in n_words."""
+    """sched.request.Grammar over one llguidance matcher, of a vocabulary that fits in n_words.
+
+    The library gives up on a text whose schema is too ambiguous: that is the schema's fault, so a PDError with
+    status 400, which no router tries again.
+    """
 
     def __init__(self, matcher: Any, n_words: int) -> None:
         self._matcher = matcher
         self._n_words = n_words
+        self._mask: np.ndarray | None = None  # what was last said to be allowed here
 
     @property
     def complete(self) -> bool:
@@ -37,13 +44,26 @@ class JsonGrammar:
 
     def allowed(self) -> np.ndarray:
         words = np.frombuffer(self._matcher.compute_bitmask(), np.uint32)[: self._n_words]  # it adds one
-        if self._matcher.is_error():
-            raise ValueError(f"the grammar cannot go on: {_first_line(self._matcher)}")
+        if self._matcher.is_error() or not words.any():
+            raise self._gave_up()
+        self._mask = words
         return words
 
     def accept(self, token: int) -> None:
-        if not self._matcher.consume_token(token):
-            raise ValueError(f"the grammar does not allow this token: {_first_line(self._matcher)}")
+        mask, self._mask = self._mask, None
+        if self._matcher.consume_token(token):
+            return
+        if mask is not None and mask[token // 32] >> (token % 32) & 1:
+            raise self._gave_up()
+        raise ValueError(f"the grammar does not allow this token: {_first_line(self._matcher)}")
+
+    def _gave_up(self) -> PDError:
+        why = _first_line(self._matcher) or "nothing may follow"
+        return PDError(
+            f"the JSON schema allows too many readings of the text, or none: simplify it ({why})",
+            reason="bad_request",
+            status=400,
+        )
 
 
 class JsonGrammars:
@@ -96,6 +116,10 @@ class JsonGrammars:
         matcher = llguidance.LLMatcher(self._tokenizer, grammar, log_level=0)
         if matcher.is_error():
             raise GrammarError(f"cannot be followed: {_first_line(matcher)}")
+        try:  # some schemas compile and still have no first token, as one that is only a reference to itself
+            JsonGrammar(matcher.deep_copy(), -(-self._vocab_size // 32)).allowed()
+        except PDError as error:
+            raise GrammarError(error.message) from None
         return matcher
 
 

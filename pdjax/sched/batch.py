@@ -6,7 +6,7 @@ Must never call the runner, the manager or a sink: this is the bookkeeping that 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterator, Set
 from dataclasses import dataclass, field
 
 from pdjax.core.wire import FirstToken
@@ -62,6 +62,7 @@ class Seq:
 
     @property
     def sample(self) -> SampleSpec:
+        """How its next token is drawn. Raises what its grammar does when it cannot go on: this request's end alone."""
         return base_spec(self.req.sampling) if self.steering is None else self.steering.spec()
 
     def take(self, token: int, eos_ids: Set[int]) -> Finish | None:
@@ -136,18 +137,15 @@ def next_chunk(seq: Seq, chunked_prefill_size: int) -> PrefillChunk:
     )
 
 
-def decode_rows(seqs: Iterable[Seq]) -> list[DecodeRow]:
-    """A row for each: its newest token is written at seq.computed, the position after everything computed."""
-    return [
-        DecodeRow(
-            token=None if s.unread else s.req.output_ids[-1],
-            position=s.computed,
-            pages=s.req.pages,
-            sample=s.sample,
-            slot=NO_SLOT if s.slot is None else s.slot,
-        )
-        for s in seqs
-    ]
+def decode_row(seq: Seq) -> DecodeRow:
+    """Its newest token is written at seq.computed, the position after everything computed."""
+    return DecodeRow(
+        token=None if seq.unread else seq.req.output_ids[-1],
+        position=seq.computed,
+        pages=seq.req.pages,
+        sample=seq.sample,
+        slot=NO_SLOT if seq.slot is None else seq.slot,
+    )
 
 
 def to_score(seq: Seq, chunk: PrefillChunk) -> tuple[int, list[int]] | None:

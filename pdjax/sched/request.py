@@ -78,10 +78,10 @@ class Grammar(Protocol):
         """The text is whole and nothing may follow it."""
 
     def allowed(self) -> np.ndarray:
-        """uint32 [ceil(vocab_size / 32)], as engine.ports.SampleSpec has it."""
+        """uint32 [ceil(vocab_size / 32)], as engine.ports.SampleSpec has it. Raises PDError 400: it cannot go on."""
 
     def accept(self, token: int) -> None:
-        """Raises ValueError if the token is not allowed."""
+        """Raises ValueError if the token is not allowed, PDError 400 if it was and the text cannot go on."""
 
 
 TopLogprobs = tuple[tuple[int, float], ...]

@@ -13,8 +13,8 @@ from abc import ABC, abstractmethod
 from collections import Counter, deque
 from dataclasses import dataclass
 
-from pdjax.engine.ports import Clock, Launched, Runner, Sampled
-from pdjax.sched.batch import Fifo, Seq, decode_rows, next_chunk, to_score
+from pdjax.engine.ports import Clock, DecodeRow, Launched, Runner, Sampled
+from pdjax.sched.batch import Fifo, Seq, decode_row, next_chunk, to_score
 from pdjax.sched.config import SchedulerConfig
 from pdjax.sched.request import TopLogprobs
 
@@ -79,8 +79,8 @@ class StepLoop(ABC):
         seq = self.prefilling.head()
         if seq is None or seq.unread:
             return False
-        chunk = next_chunk(self._with_slot(seq), self.config.chunked_prefill_size)
         try:
+            chunk = next_chunk(self._with_slot(seq), self.config.chunked_prefill_size)
             launched = self.runner.prefill(chunk)
             if (launched is None) != (chunk.sample is None):
                 raise RuntimeError("prefill must sample for the last chunk, and for no other")
@@ -100,11 +100,13 @@ class StepLoop(ABC):
     def _launch_decode(self) -> bool:
         if any(seq.unread and seq.req.sampling.follows_output for seq in self.running):
             self._read_all()  # its next draw needs the last token on the host
-        seqs = self.decodable()
-        if not seqs:
-            return False
+        wanted = self.decodable()
+        rows = self._rows(wanted)
+        if not rows:
+            return bool(wanted)
+        seqs = list(rows)
         try:
-            launched = self.runner.decode(decode_rows(self._with_slot(seq) for seq in seqs))
+            launched = self.runner.decode(list(rows.values()))
         except Exception as error:
             self._read_all()  # what was sampled before the failure is right
             for seq in seqs:
@@ -117,6 +119,16 @@ class StepLoop(ABC):
             seq.computed += 1
             seq.unread += 1
         return True
+
+    def _rows(self, seqs: list[Seq]) -> dict[Seq, DecodeRow]:
+        """What the step computes of each; one whose grammar cannot go on ends alone (S11)."""
+        rows = {}
+        for seq in seqs:
+            try:
+                rows[seq] = decode_row(self._with_slot(seq))
+            except Exception as error:
+                self._fail(seq, error)
+        return rows
 
     def _with_slot(self, seq: Seq) -> Seq:
         if seq.slot is None:

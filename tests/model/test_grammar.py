@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pdjax.core.errors import PDError
 from pdjax.model.grammar import MAX_COMPILED, GrammarError, JsonGrammar, JsonGrammars
 from pdjax.model.tokenizer import Tokenizer
 
@@ -90,11 +91,24 @@ def test_a_token_that_is_not_allowed_is_refused_without_the_text(tokenizer: Toke
         ('{"items":' * 300 + "{}" + "}" * 300, "recursion limit"),
         ('{"type": "nope"}', "nope"),
         ('{"$ref": "http://nowhere/x"}', "http://nowhere/x"),
+        ('{"$ref": "#"}', "simplify"),  # compiles, and has no first token
     ],
 )
 def test_a_schema_that_cannot_be_followed_says_why(schema: str, why: str, tokenizer: Tokenizer) -> None:
     with pytest.raises(GrammarError, match=why):
         tokenizer.json_grammar(schema)
+
+
+def test_a_text_that_the_library_gives_up_on_is_the_schemas_fault(tokenizer: Tokenizer) -> None:
+    """Too many readings at once: it says so at a token that it has just allowed."""
+    lists = [{"type": "array", "minItems": i, "items": {"type": "integer"}} for i in range(1000)]
+    grammar = tokenizer.json_grammar(json.dumps({"anyOf": lists}))
+    with pytest.raises(PDError, match="simplify it") as caught:
+        for token in tokenizer.encode("[1, 2, 3, 4]"):
+            grammar.allowed()
+            grammar.accept(token)
+    assert (caught.value.status, caught.value.reason) == (400, "bad_request")
+    assert "\n" not in caught.value.message
 
 
 def test_compiled_schemas_are_kept_but_not_all_of_them(tokenizer: Tokenizer) -> None:

@@ -8,6 +8,7 @@ from sched_harness import EOS, MODEL, Client, FlakyRunner, make_null, prompt_sta
 from sched_pair import Pair
 from sched_real_pair import RealPair
 
+from pdjax.core.errors import PDError
 from pdjax.sched.factory import make_scheduler
 from pdjax.sched.pages import PageAllocator
 from pdjax.sched.radix_cache import RadixCache
@@ -215,6 +216,36 @@ def test_a_token_that_the_grammar_forbids_ends_its_request_alone() -> None:
     p, d = pair.submit(bad.prompt, bad.sampling, prepare=lambda c: setattr(c.req, "grammar", Wrong(9)))
     pair.settle()
     assert p.end == "engine_error" and d.end != "" and d.tokens == []
+    pair.assert_initial()
+
+
+class Stuck(Alternates):
+    """Cannot go on after n tokens: the library gives up on a schema that is too ambiguous."""
+
+    def allowed(self) -> np.ndarray:
+        if not self.left:
+            raise PDError("simplify the schema", reason="bad_request", status=400)
+        return super().allowed()
+
+
+@pytest.mark.parametrize("n", [0, 1, 3])
+def test_a_grammar_that_cannot_go_on_ends_its_request_alone(n: int) -> None:
+    """Also before the first token: neither the loop nor a neighbour in the batch hears of it (S11)."""
+    bad, good = Client([3, 1, 4], SamplingParams(9, grammar="x"), "a"), Client([1, 1, 4], GREEDY, "b")
+    bad.req.grammar = Stuck(n)
+    plain = make_null()
+    for client in (bad, good):
+        plain.submit(client.req)
+    run_out(plain)
+    assert bad.end == "bad_request" and bad.finals[0].failure.status == 400 and len(bad.tokens) == n
+    assert good.end == "length" and good.tokens == good.right_tokens(plain.config)
+    assert plain.counts["engine_errors"] == 0 and plain.cache.available_pages() == 39
+
+    pair = RealPair()
+    p, d = pair.submit(bad.prompt, bad.sampling, prepare=lambda c: setattr(c.req, "grammar", Stuck(n)))
+    pair.settle()
+    assert len(d.tokens) == n and d.finals[0].failure.status == 400
+    assert p.end == ("bad_request" if not n else "length")
     pair.assert_initial()
 
 
