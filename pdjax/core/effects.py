@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from pdjax.core.budget import Slot
 from pdjax.core.pools import Manifest, Part
 from pdjax.core.wire import AnyMessage, FirstToken
 
@@ -100,6 +101,14 @@ class BudgetFreed(msgspec.Struct, frozen=True):
     n_bytes: int
 
 
+class ReturnSlot(msgspec.Struct, frozen=True):
+    """The slot of a room's staged bytes comes back, once what was to be withdrawn before it is. quiet: see HostSlots."""
+
+    room: int
+    slot: Slot
+    quiet: bool
+
+
 class Count(msgspec.Struct, frozen=True):
     name: str
 
@@ -117,5 +126,6 @@ Effect = (
     | Deliver
     | Ended
     | BudgetFreed
+    | ReturnSlot
     | Count
 )

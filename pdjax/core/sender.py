@@ -12,34 +12,24 @@ from typing import Any
 
 from pdjax.core import transitions as t
 from pdjax.core import wire
-from pdjax.core.effects import Answer, ArmTimer, BudgetFreed, Count, Effect, Register, Send, Withdraw
+from pdjax.core.budget import Budget, Slot
+from pdjax.core.effects import (
+    Answer,
+    ArmTimer,
+    BudgetFreed,
+    Count,
+    Effect,
+    Register,
+    ReturnSlot,
+    Send,
+    Withdraw,
+)
 from pdjax.core.identity import Minter
 from pdjax.core.pools import Manifest, Part
 from pdjax.core.room import Event, Room, Transition
 from pdjax.core.settings import PDSettings
 
 _F, _T = t.LETTERS["F"], t.LETTERS["T"]
-
-
-@dataclass
-class Budget:
-    """Bytes that may wait to be pulled. A room larger than all of it goes alone (protocol §6)."""
-
-    limit_bytes: int
-    charged_bytes: int = 0
-
-    def can(self, n_bytes: int) -> bool:
-        return self.charged_bytes == 0 or self.charged_bytes + n_bytes <= self.limit_bytes
-
-    def charge(self, n_bytes: int) -> None:
-        if not self.can(n_bytes):
-            raise ValueError(f"budget: {n_bytes} bytes on {self.charged_bytes} of {self.limit_bytes}")
-        self.charged_bytes += n_bytes
-
-    def give_back(self, n_bytes: int) -> None:
-        if n_bytes > self.charged_bytes:
-            raise ValueError(f"budget: {n_bytes} bytes back, but only {self.charged_bytes} are charged")
-        self.charged_bytes -= n_bytes
 
 
 @dataclass(frozen=True)
@@ -57,6 +47,7 @@ class Limbo:
     uuid: int
     n_bytes: int
     until: float
+    slot: Slot | None = None
 
 
 @dataclass
@@ -94,6 +85,7 @@ class SenderRoom(Room):
         self.peer = ""
         self.peer_epoch = 0
         self.charged_bytes = 0
+        self.slot: Slot | None = None  # of the bytes, where they are staged
         self.uuid = 0
         self.offer: Offer | None = None
         self.registered = False
@@ -242,7 +234,7 @@ class SenderRoom(Room):
     # effects: bytes
 
     def _do_reserve(self, ev: Event, now: float) -> None:
-        self.side.budget.charge(int(ev.data))
+        self.slot = self.side.budget.charge(int(ev.data))
         self.charged_bytes = int(ev.data)
 
     def _do_keep_arrays(self, ev: Event, now: float) -> Effect:
@@ -272,33 +264,42 @@ class SenderRoom(Room):
         uuid = getattr(ev.msg, "uuid", 0)
         return Withdraw(ev.peer, ev.epoch, self.room, uuid) if self.side.minter.minted(uuid) else None
 
-    def _do_free_budget(self, ev: Event, now: float) -> Effect:
+    def _do_free_budget(self, ev: Event, now: float) -> list[Effect]:
         freed, self.charged_bytes = self.charged_bytes, 0
+        slot, self.slot = self.slot, None
         self.side.budget.give_back(freed)
-        return BudgetFreed(self.room, freed)
+        out: list[Effect] = [BudgetFreed(self.room, freed)]
+        if slot is not None:
+            out.append(ReturnSlot(self.room, slot, not self.registered or _says_quiet(ev)))
+        return out
 
     def _do_to_limbo(self, ev: Event, now: float) -> Effect:
         until = now + self.settings.limbo_timeout_s
         key = LimboKey(self.room, self.peer, self.attempt)
-        self.side.limbo[key] = Limbo(self.peer_epoch, self.uuid, self.charged_bytes, until)
-        self.charged_bytes = 0
+        self.side.limbo[key] = Limbo(self.peer_epoch, self.uuid, self.charged_bytes, until, self.slot)
+        self.charged_bytes, self.slot = 0, None
         return ArmTimer(("limbo", key), until)
 
     def _do_free_limbo(self, ev: Event, now: float) -> list[Effect]:
         if ev.name == "limbo_timer":
-            return self.side.free_limbo([ev.data])
+            return self.side.free_limbo([ev.data], quiet=False)
         if ev.name == "peer_reborn":
             keys = [
                 k
                 for k, v in self.side.limbo.items()
                 if k.room == self.room and k.peer == ev.peer and v.epoch < ev.epoch
             ]
-            return self.side.free_limbo(keys)
+            return self.side.free_limbo(keys, quiet=False)
         assert ev.msg is not None
-        return self.side.free_limbo([LimboKey(self.room, ev.peer, ev.msg.attempt)])
+        return self.side.free_limbo([LimboKey(self.room, ev.peer, ev.msg.attempt)], quiet=_says_quiet(ev))
 
     def _do_count_late_done(self, ev: Event, now: float) -> Effect:
         return Count("late_done")
+
+
+def _says_quiet(ev: Event) -> bool:
+    """D itself says that no pull of its attempt can touch the bytes any more: it has scattered them, or gave them up."""
+    return isinstance(ev.msg, wire.Done) or bool(getattr(ev.msg, "quiet", False))
 
 
 @dataclass
@@ -337,13 +338,16 @@ class SenderSide:
         limbo = [k.room for k, v in self.limbo.items() if k.peer == peer and v.epoch < epoch]
         return list(dict.fromkeys(bound + limbo))
 
-    def free_limbo(self, keys: list[LimboKey]) -> list[Effect]:
+    def free_limbo(self, keys: list[LimboKey], *, quiet: bool) -> list[Effect]:
+        """quiet: nothing reads these bytes any more. After the timer, or a rebirth, that is hoped and not known."""
         freed: list[Effect] = []
         for key in keys:
             entry = self.limbo.pop(key, None)
             if entry is not None:
                 self.budget.give_back(entry.n_bytes)
                 freed.append(BudgetFreed(key.room, entry.n_bytes))
+                if entry.slot is not None:
+                    freed.append(ReturnSlot(key.room, entry.slot, quiet))
         return freed
 
     def remember_early(self, ev: Event, now: float) -> list[Effect]:

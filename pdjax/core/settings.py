@@ -11,12 +11,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 
-def setting(default: Any, flag: str, doc: str) -> Any:
-    """A field with the flag that sets it and the sentence that the docs print."""
-    return field(default=default, metadata={"flag": flag, "doc": doc})
+def setting(default: Any, flag: str, doc: str, variable: str = "") -> Any:
+    """A field with the flag that sets it and the sentence that the docs print.
+
+    variable: an environment variable that others already use for it, read beside the flag's own.
+    """
+    return field(default=default, metadata={"flag": flag, "doc": doc, "variable": variable})
 
 
-MAY_BE_ZERO = ("tombstone_s", "unpulled_budget_bytes", "gated")
+MAY_BE_ZERO = ("tombstone_s", "unpulled_budget_bytes", "gated", "host_staging")
 
 
 @dataclass(frozen=True)
@@ -91,6 +94,12 @@ class PDSettings:
     )
     gated: bool = setting(
         False, "disaggregation-prefill-gated", "P prefills a room only after D has said hello"
+    )
+    host_staging: bool = setting(
+        False,
+        "disaggregation-host-staging",
+        "P: KV waits in pinned host memory of the size of the unpulled budget, not on the device (RFC-2 §5.5 mode B)",
+        "TPU_ENABLE_D2H_TRANSFER",
     )
 
     @property

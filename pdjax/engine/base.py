@@ -133,7 +133,7 @@ class BaseKVManager(ABC):
 
     @abstractmethod
     def register_runner(self, runner: Any) -> None:
-        """The object with ``gather(pages) -> Packed``, called by ``send`` on the scheduler thread."""
+        """The object with ``gather(pages, slot) -> Packed``, called by ``send`` on the scheduler thread."""
 
     @abstractmethod
     def claim(self, leg: Leg) -> None:

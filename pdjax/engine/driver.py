@@ -323,6 +323,8 @@ class Driver(LockedRooms):
         elif isinstance(e, fx.Withdraw):
             transport.withdraw(peer_key(e.peer, e.epoch), e.uuid, self.settings.withdrawn_life_s)
             self.note("withdrawn", e.room, uuid=str(e.uuid), peer=e.peer)
+        elif isinstance(e, fx.ReturnSlot):
+            self._return_slot(e)
         elif isinstance(e, fx.Lookup):
             self._look_up(e.room)
         elif isinstance(e, fx.StartPull):
@@ -331,6 +333,16 @@ class Driver(LockedRooms):
             self._abandon(e)
         elif isinstance(e, DropPeer):
             transport.drop_peer(peer_key(e.peer, e.epoch))
+
+    def _return_slot(self, e: fx.ReturnSlot) -> None:
+        """Here and not in the core: whatever was to be withdrawn before it has been (RFC-2 §5.5 mode B)."""
+        with self._lock:
+            assert self.host_slots is not None
+            self.host_slots.give_back(e.slot, quiet=e.quiet)
+            if not e.quiet:
+                self.counters.add("slots_replaced")
+            self.log.line("slot_freed", e.room, slot=e.slot.number, quiet=e.quiet)
+            self._keep([fx.BudgetFreed(e.room, 0)])  # who was refused for the lack of a slot asks again (V11)
 
     def _send(self, e: fx.Send) -> None:
         m = e.message

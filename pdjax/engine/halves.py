@@ -52,14 +52,18 @@ class Sender(_Half, BaseKVSender):
         self._record: SenderRoom = record
 
     def admit(self, n_bytes: int) -> bool:
-        self._manager.event(self.room, Event("admit", data=n_bytes))
-        return self._record.state == t.LETTERS["W"]
+        manager, record = self._manager, self._record
+        with manager._lock:  # else the slot could come back before the log says that it was taken
+            manager.event(self.room, Event("admit", data=n_bytes))
+            if record.slot is not None:
+                manager.note("slot_taken", self.room, slot=record.slot.number, nbytes=record.slot.n_bytes)
+            return record.state == t.LETTERS["W"]
 
     def send(self, kv_indices: Sequence[int], first: FirstToken) -> bool:
         if self._record.state != t.LETTERS["W"]:
             return False
         manager = self._manager
-        packed = manager._runner.gather(kv_indices)
+        packed = manager._runner.gather(kv_indices, self._record.slot)
         offer = Offer(packed, packed.parts, self.n_tokens, len(kv_indices), first)
         with manager._lock:
             if self._record.state != t.LETTERS["W"]:

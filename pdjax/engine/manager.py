@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import Any, TypeVar
 
+from pdjax.core.budget import Slot
 from pdjax.core.outlook import RoomView, view
 from pdjax.core.receiver import ReceiverRoom
 from pdjax.core.room import Event
@@ -52,7 +53,13 @@ class KVManager(Driver):
                 "notices": notices,
                 "pulls": len(self._pulls),
                 "pending_effects": len(self._pending),
+                "host_slots": len(self.host_slots.held) if self.host_slots is not None else 0,
             }
+
+    def fill_slots(self, sizes_bytes: Iterable[int]) -> list[Slot]:
+        """Fresh slots for hand-offs of these sizes, at most to the limit, for the runner to give them memory. At the start."""
+        with self._lock:
+            return [] if self.host_slots is None else self.host_slots.fill(sizes_bytes)
 
     def views(self, limit: int, still_s: float = 0.0) -> tuple[list[RoomView], int]:
         """The live rooms, at most limit of them, and how many there are. For an operator's eyes, from any thread.

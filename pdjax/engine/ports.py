@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from pdjax.core.budget import Slot
 from pdjax.core.pools import Part, PoolTransferSpec
 from pdjax.engine.base import Packed
 
@@ -274,8 +275,12 @@ class Runner(Protocol):
     def score(self, first: int, tokens: Sequence[int], n_top: int) -> Sequence[Sampled]:
         """Of the latest prefill call: each given token as if it had been sampled after the chunk's token first, first + 1, …"""
 
-    def gather(self, pages: Sequence[int]) -> Packed:
-        """Copy these pages into private packed arrays, with checksums as configured."""
+    def gather(self, pages: Sequence[int], slot: Slot | None = None) -> Packed:
+        """Copy these pages into private packed arrays, with checksums as configured.
+
+        slot: a reserved one of exactly their bytes: the arrays lie in its host memory, what was there before is
+        overwritten, and nothing of the copy stays on the device.
+        """
 
     def scatter(self, pages: Sequence[int], packed: Packed) -> None:
         """Write packed arrays into these pages, all layers."""

@@ -17,12 +17,13 @@ from typing import Any
 from pdjax.core import effects as fx
 from pdjax.core import transitions as t
 from pdjax.core import wire
+from pdjax.core.budget import Budget, HostSlots
 from pdjax.core.errors import PDError
 from pdjax.core.pools import KVArgs
 from pdjax.core.reasons import explain
 from pdjax.core.receiver import ReceiverRoom, ReceiverSide
 from pdjax.core.room import Event, Transition
-from pdjax.core.sender import Budget, SenderRoom, SenderSide
+from pdjax.core.sender import SenderRoom, SenderSide
 from pdjax.core.settings import PDSettings
 from pdjax.core.tally import Tally
 from pdjax.core.trace import EventLog
@@ -95,7 +96,9 @@ class LockedRooms(BaseKVManager):
         self._legs: dict[int, Leg] = {}
         self._unopened: dict[int, list[KVEvent]] = {}  # claimed, and not yet taken over by the scheduler
         fingerprint = args.fingerprint.hash
-        self.sender = SenderSide(settings, epoch, fingerprint, args.page_size, Budget(budget_bytes))
+        self.host_slots = HostSlots(budget_bytes) if settings.host_staging and role == "prefill" else None
+        budget = Budget(budget_bytes, host=self.host_slots)
+        self.sender = SenderSide(settings, epoch, fingerprint, args.page_size, budget)
         self.receiver = ReceiverSide(settings, epoch, fingerprint, args.page_size, list(args.pools))
         self.rooms: dict[int, SenderRoom] | dict[int, ReceiverRoom] = (
             self.sender.rooms if self.role == t.SENDER else self.receiver.rooms

@@ -18,10 +18,12 @@ import msgspec
 import numpy as np
 from jax.experimental.compilation_cache import compilation_cache
 
+from pdjax.core.budget import Slot
 from pdjax.core.errors import ConfigError
-from pdjax.core.pools import Fingerprint, PoolTransferSpec, plan_parts
+from pdjax.core.pools import Fingerprint, PoolTransferSpec, packed_bytes, plan_parts
 from pdjax.engine.base import Packed
 from pdjax.engine.kernels.checksum import VERIFY_MODES, Verify, checksum, chosen
+from pdjax.engine.kernels.host_staging import HostStage
 from pdjax.engine.kernels.mover import make_mover
 from pdjax.engine.kernels.plan import check_parts, gather_ids, scatter_ids
 from pdjax.engine.ports import NO_SLOT, DecodeRow, PrefillChunk, Sampled, SampleSpec
@@ -87,6 +89,7 @@ class JaxRunner:
         self._kv = [jax.device_put(jnp.zeros(shape, self.dtype), self._device) for _ in range(cfg.n_layers)]
         self._params = jax.tree.map(self._weight, model.params)
         self._mover = make_mover()
+        self._stage = HostStage(self._device)
         self._programs = programs_for(cfg)
         self._sampler = Sampler(self._programs, cfg.vocab_size)
         self._slots = jax.device_put(jnp.zeros(self.max_batch + 1, jnp.int32), self._device)
@@ -155,16 +158,19 @@ class JaxRunner:
         hidden = np.asarray(self._last_hidden)[first : first + len(tokens)]
         return self._sampler.score(self._params, hidden, tokens, n_top)
 
-    def gather(self, pages: Sequence[int]) -> Packed:
+    def gather(self, pages: Sequence[int], slot: Slot | None = None) -> Packed:
         """Private packed copies of these pages (core.pools.plan_parts), with checksums as the settings say.
 
-        The pages may be reused on return. With checksums it waits for the copy, else it only dispatches.
-        Raises plan.PlanError for page ids that no request can own.
+        slot: whose host memory they go to (RFC-2 §5.5 mode B); without one they stay on the device. The pages may be
+        reused on return. With checksums it waits for the copy, else it only dispatches. Raises plan.PlanError for page
+        ids that no request can own, ValueError for a slot of another size.
         """
         self._own()
         ids = gather_ids(pages, self.num_pages)
         parts = plan_parts(self.pools, len(pages))
         arrays = self._mover.gather([self._kv], ids, parts)
+        if slot is not None:
+            arrays = self._stage.copy(arrays, parts, slot)
         summed = chosen(len(parts), self._verify, self._gathers)
         self._gathers += 1
         stated = tuple(
@@ -202,7 +208,7 @@ class JaxRunner:
             for (name, rows, ((layers, *shape),)), n in self._mover.compiles.items()
             if tuple(shape) == pool
         }
-        return {**forward, **moves}
+        return {**forward, **moves, **self._stage.compiles}
 
     def fingerprint(self, *, protocol: int, transfer_size: int, transport_addresses: int) -> Fingerprint:
         """What a peer of this runner must equal (S10): see checkpoint.fingerprint."""
@@ -257,6 +263,27 @@ class JaxRunner:
         for array in self._kv:
             array.block_until_ready()
         return sum(self.compiles.values()) - before
+
+    def hand_off_bytes(self, max_tokens: int = 0) -> dict[int, int]:
+        """Bytes of every size of hand-off of requests of at most max_tokens (0: the whole context) → its pages."""
+        most = min(max_tokens or self.context_tokens, self.context_tokens)
+        shapes = self.buckets.transfer_shapes(most, self.page_size)
+        return {packed_bytes(self.pools, n): n for n in shapes}
+
+    def warmup_staging(self, slots: Sequence[Slot], max_tokens: int = 0) -> None:
+        """Compile the copy to the host for every size of hand-off, and give these fresh slots their memory.
+
+        Like ``warmup`` it reads the reserved page only, and must come before the instance registers.
+        """
+        self._own()
+        sizes = self.hand_off_bytes(max_tokens)
+        for n_bytes, n in sizes.items():
+            parts = plan_parts(self.pools, n)
+            arrays = self._mover.gather([self._kv], np.zeros(n, np.int32), parts)
+            self._stage.copy(arrays, parts, Slot(0, n_bytes))
+        for slot in slots:
+            self._stage.prepare(slot, plan_parts(self.pools, sizes[slot.n_bytes]))
+        jax.block_until_ready([slot.arrays for slot in slots])
 
     def _own(self) -> None:
         """The first caller's thread owns the runner; any other is refused before it touches the pools."""

@@ -1,14 +1,12 @@
 """What one node is started with, checked before anything is loaded. The command line is made from these fields.
 
-Only serve reads flags and the environment (design §2). Must never import JAX: a wrong flag is told in a moment.
+Only serve reads flags and the environment (design §2): see options. Must never import JAX: a wrong flag is told in a moment.
 """
 
 from __future__ import annotations
 
 import hashlib
-import os
 import re
-from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -21,7 +19,6 @@ from pdjax.serve.log import FORMATS, LEVELS
 
 WILDCARDS = ("0.0.0.0", "::", "")
 MAX_ID_CHARS = 100  # of an instance, in every frame (core.wire.Short) and in the routing id of its socket
-D2H_VARIABLE = "TPU_ENABLE_D2H_TRANSFER"
 
 
 def arg(flag: str, doc: str, default: Any = MISSING, choices: tuple[str, ...] = ()) -> Any:
@@ -179,7 +176,7 @@ class ServeArgs:
     def routers(self) -> list[str]:
         return [one.strip() for one in self.router_url.split(",") if one.strip()]
 
-    def check(self, environ: Mapping[str, str] = os.environ) -> None:
+    def check(self) -> None:
         """Raises ConfigError with one line that says what to change."""
         for spec in fields(self):
             choices = spec.metadata.get("choices")
@@ -196,10 +193,6 @@ class ServeArgs:
         for flag, host in (("host", self.host), ("disaggregation-bootstrap-host", self.bootstrap_host)):
             if "/" in host:
                 raise ConfigError(f"--{flag} {host}: give a host name or address, not a URL")
-        if environ.get(D2H_VARIABLE, "0") not in ("", "0"):
-            raise ConfigError(
-                f"{D2H_VARIABLE}={environ[D2H_VARIABLE]}: staging is not in this version; unset it or set 0"
-            )
         self._check_others()
         self._check_mode()
 

@@ -20,7 +20,15 @@ from pdjax.core.errors import ConfigError
 from pdjax.serve.args import BootstrapArgs, DoctorArgs, ShowArgs, UpArgs
 from pdjax.serve.bench import BenchArgs, run_bench
 from pdjax.serve.local import Plan, from_file, up
-from pdjax.serve.options import NOT_SET, SERVE, file_settings, origins, serve_args, with_flags
+from pdjax.serve.options import (
+    NOT_SET,
+    SERVE,
+    file_settings,
+    origins,
+    serve_args,
+    variable_set,
+    with_flags,
+)
 from pdjax.serve.ready import print_ready
 
 # typer carries its own copy of click in some versions and imports it in others: this is its base of usage errors.
@@ -150,8 +158,10 @@ def _from_environment(error: Any) -> str:
     if context is None or option is None:
         return ""
     source = context.get_parameter_source(option.name)
-    named = f" (of the environment variable {option.envvar})"
-    return named if source is not None and source.name == "ENVIRONMENT" else ""
+    if source is None or source.name != "ENVIRONMENT":
+        return ""
+    flag = option.opts[0].removeprefix("--")
+    return f" (of the environment variable {variable_set(flag)})"
 
 
 def run(argv: Sequence[str] | None = None) -> int:

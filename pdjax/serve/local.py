@@ -22,7 +22,7 @@ from pdjax.core.errors import ConfigError
 from pdjax.serve.args import UpArgs
 from pdjax.serve.children import Child, ChildError, end_all
 from pdjax.serve.config_file import Setting
-from pdjax.serve.options import options_of, variable
+from pdjax.serve.options import options_of, variable, variable_set
 from pdjax.serve.router import check_kind, free_ports, router_command, router_environ, router_serves
 
 START_TIMEOUT_S = 900.0  # reading a model and compiling on a small machine
@@ -75,7 +75,7 @@ def from_file(settings: Mapping[str, Setting], environ: Mapping[str, str] = os.e
     """Options for every ``pdjax serve`` from up's own file, less those that the environment sets. Raises ConfigError."""
     out: list[str] = []
     for flag, one in settings.items():
-        if flag in options_of(((UpArgs, ""),)) or environ.get(variable(flag)):
+        if flag in options_of(((UpArgs, ""),)) or variable_set(flag, environ):
             continue
         if flag in OURS:
             raise ConfigError(

@@ -74,6 +74,7 @@ METRICS: tuple[Metric, ...] = (
     _pd("queue_oldest_seconds", "gauge", "how long the head of each queue has stood in it", "queue"),
     _pd("unpulled_bytes", "gauge", "P: bytes charged to the unpulled budget, limbo included"),
     _pd("unpulled_budget_bytes", "gauge", "P: the budget"),
+    _pd("host_slot_bytes", "gauge", "P, with host staging: pinned memory of hand-offs (held) and ready for the next (free)", "state"),
     _pd("registered_bytes", "gauge", "P: bytes that the transfer servers hold for D"),
     _pd("graveyard_bytes", "gauge", "D: bytes of given-up pulls that have not settled"),
     _pd("limbo", "gauge", "P: ended rooms whose bytes a D may still be reading"),

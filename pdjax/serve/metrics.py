@@ -132,6 +132,7 @@ def _of_holdings(n: Numbers, role: Role) -> dict[str, Values]:
         "pd_queue_oldest_seconds": {(name,): age_s for name, age_s in n.oldest_s.items()},
         "pd_unpulled_bytes": {(): n.budget_bytes[0]},
         "pd_unpulled_budget_bytes": {(): n.budget_bytes[1]},
+        "pd_host_slot_bytes": {(state,): n_bytes for state, n_bytes in n.host_slot_bytes.items()},
         "pd_registered_bytes": {(): n.registered_bytes},
         "pd_graveyard_bytes": {(): n.graveyard_bytes},
         "pd_limbo": {(): n.limbo_entries},

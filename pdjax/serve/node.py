@@ -201,6 +201,10 @@ class Node:
             scatter=self.role == "decode",
         )
         log.info("compiled %d programs in %.1f s", n, time.monotonic() - began)
+        if self.manager is not None and self.manager.host_slots is not None:
+            slots = self.manager.fill_slots(self.runner.hand_off_bytes())
+            self.runner.warmup_staging(slots)
+            log.info("%d host slots of %d bytes", len(slots), sum(slot.n_bytes for slot in slots))
 
     def drain(self) -> None:
         """Refuse new work from now on; what runs goes on."""

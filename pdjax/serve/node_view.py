@@ -50,11 +50,12 @@ def numbers_of(node: Node) -> Numbers:
         "channel": channel.counters.as_dict(),
         "registry": dict(registry.counters),
     }
-    budget = manager.sender.budget
+    budget, slots = manager.sender.budget, manager.host_slots
     return Numbers(
         **shared,
         tally=manager.tally,
         budget_bytes=(budget.charged_bytes, budget.limit_bytes),
+        host_slot_bytes={"held": slots.held_bytes, "free": slots.free_bytes} if slots is not None else {},
         limbo_entries=len(manager.sender.limbo),
         early_entries=manager.sender.n_early,
         tombstones=len(manager.rooms) - manager.n_live,

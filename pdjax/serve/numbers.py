@@ -16,7 +16,7 @@ class Numbers:
     """One node now. queues: requests in each; oldest_s: seconds since the head of each joined it.
 
     counters: part of the process → name → count since its start. tally: None without PD. budget_bytes: charged to the
-    unpulled budget, and its limit. compatible_peers: instances of the other role that fit, as the registry last said.
+    unpulled budget, and its limit. host_slot_bytes: with staging, "held" and "free". compatible_peers: instances of the other role that fit, as the registry last said.
     """
 
     instance_id: str = ""
@@ -30,6 +30,7 @@ class Numbers:
     page_tokens: int = 1
     tally: Tally | None = None
     budget_bytes: tuple[int, int] = (0, 0)
+    host_slot_bytes: Mapping[str, int] = field(default_factory=dict)
     limbo_entries: int = 0
     early_entries: int = 0
     tombstones: int = 0

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import os
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -31,6 +32,20 @@ SERVE: tuple[Group, ...] = ((ServeArgs, "Node"), (PDSettings, "Hand-off"))
 def variable(flag: str) -> str:
     """The environment variable of a flag."""
     return f"PDJAX_{flag.upper().replace('-', '_')}"
+
+
+# A setting whose variable others use, too, is read from there as well.
+_SHARED = {f.metadata["flag"]: f.metadata["variable"] for f in dataclasses.fields(PDSettings)}
+
+
+def variables(flag: str) -> list[str]:
+    """The environment variables that set a flag, first the one that counts when both are there."""
+    return [variable(flag), *filter(None, [_SHARED.get(flag)])]
+
+
+def variable_set(flag: str, environ: Mapping[str, str] = os.environ) -> str | None:
+    """The environment variable that sets the flag now, if any does."""
+    return next((name for name in variables(flag) if environ.get(name)), None)
 
 
 def options_of(groups: tuple[Group, ...]) -> dict[str, Option]:
@@ -56,7 +71,7 @@ def _parameters(cls: type, panel: str, may_lack: bool) -> Iterator[inspect.Param
         option = takes[flag]
         text = spec.metadata["doc"] + (f" [{'|'.join(option.choices)}]" if option.choices else "")
         names = f"--{flag}/--no-{flag}" if option.kind is bool else f"--{flag}"
-        environment = None if flag in OF_ONE_CALL else variable(flag)
+        environment = None if flag in OF_ONE_CALL else variables(flag)
         made = typer.Option(names, help=text, rich_help_panel=panel, envvar=environment, show_envvar=False)
         default = spec.default
         if default is dataclasses.MISSING:
@@ -136,7 +151,7 @@ def origins(context: typer.Context, groups: tuple[Group, ...], options: dict[str
         if kind == "DEFAULT_MAP":
             where = f"file {path}:{found[flag].line}"
         elif kind == "ENVIRONMENT":
-            where = f"environment {variable(flag)}"
+            where = f"environment {variable_set(flag)}"
         else:
             where = "flag" if kind == "COMMANDLINE" else "default"
         out.append(Origin(flag, value, NOT_SET if value == NOT_SET else where))

@@ -22,7 +22,20 @@ def draw(seed: int) -> Trace:
     """The trace file of a seed. The same seed gives the same file on any machine."""
     trace = _Draw(seed).trace()
     share_prefixes(trace, seed)
+    _stage_on_host(trace, seed)
     return trace
+
+
+def _stage_on_host(trace: Trace, seed: int) -> None:
+    """Some worlds' P, or one of them, stages its KV. The random numbers are its own: requests and faults stay what they are."""
+    rng = random.Random(f"staging {seed}")
+    world = trace["world"]
+    if rng.random() < 0.7:
+        return
+    flags = world["flags"]
+    if rng.random() < 0.3:
+        flags = flags.setdefault(rng.choice(world["prefill"]), {})
+    flags["disaggregation-host-staging"] = True
 
 
 class _Draw(Faults):

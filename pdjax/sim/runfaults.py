@@ -28,6 +28,10 @@ MILESTONES = frozenset(
         "first_token",
     ]
 )
+# Lines that stand between a milestone and what follows from it.
+_BESIDE = frozenset(
+    ["sent", "delivered", "pages_taken", "pages_shared", "pages_freed", "slot_taken", "slot_freed"]
+)
 MAX_FAULTS = 200  # message rules of one import; a lossy run of an hour is no scenario
 
 
@@ -128,9 +132,7 @@ class RunFaults(RunLogs):
             if line.event in MILESTONES and line.room is not None:
                 room = room_text(line.room)
                 return {"on": {"event": line.event, "room": room, "node": self.names[life.node]}}
-            if line.event not in ("sent", "delivered", "pages_taken", "pages_shared", "pages_freed") and (
-                line.get("role") is None or line.get("from") != line.get("to")
-            ):
+            if line.event not in _BESIDE and (line.get("role") is None or line.get("from") != line.get("to")):
                 break
         return {"at": self.at(life.lines[index])}
 

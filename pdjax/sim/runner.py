@@ -18,6 +18,7 @@ import numpy as np
 import xxhash
 from msgspec import structs
 
+from pdjax.core.budget import Slot
 from pdjax.core.pools import PoolTransferSpec, page_bucket, plan_parts
 from pdjax.engine.base import Packed
 from pdjax.engine.ports import NO_SLOT, DecodeRow, PrefillChunk, Sampled, SampleSpec
@@ -120,6 +121,17 @@ def expected_tokens(
     return out
 
 
+def _staged(arrays: list[np.ndarray[Any, Any]], slot: Slot) -> list[np.ndarray[Any, Any]]:
+    """The arrays in the slot's memory, which is written in place: a pull that still reads there gets the new bytes."""
+    if sum(array.nbytes for array in arrays) != slot.n_bytes:
+        raise ValueError(f"slot {slot.number} holds {slot.n_bytes} bytes, not these")
+    if slot.arrays is None:
+        slot.arrays = arrays
+    for lies, comes in zip(slot.arrays, arrays, strict=True):
+        lies[...] = comes
+    return list(slot.arrays)
+
+
 @dataclass
 class SimLaunch:
     """A launched call: the device does its work in program order, so it is done here; the host may not look yet."""
@@ -207,15 +219,19 @@ class SimRunner:
             out.append(Sampled(token, logprob - below, likeliest.top[:n_top]))
         return out
 
-    def gather(self, pages: Sequence[int]) -> Packed:
+    def gather(self, pages: Sequence[int], slot: Slot | None = None) -> Packed:
         n_padded = page_bucket(len(pages))
         index = np.array([*pages, *[pages[-1]] * (n_padded - len(pages))])
-        parts, arrays = [], []
-        for part in plan_parts(self.pools, len(pages)):
-            # Fancy indexing copies: the packed arrays are private (protocol §6).
-            pool = self.arrays[part.pool]
-            array = pool[part.layer : part.layer_stop][:, index[part.page : part.page_stop]]
-            arrays.append(array)
+        planned = plan_parts(self.pools, len(pages))
+        # Fancy indexing copies: the packed arrays are private (protocol §6).
+        arrays = [
+            self.arrays[part.pool][part.layer : part.layer_stop][:, index[part.page : part.page_stop]]
+            for part in planned
+        ]
+        if slot is not None:
+            arrays = _staged(arrays, slot)
+        parts = []
+        for part, array in zip(planned, arrays, strict=True):
             checksum = xxhash.xxh3_64_intdigest(array.tobytes()) if self.checksums else 0
             parts.append(structs.replace(part, checksum=checksum))
         return Packed(tuple(parts), arrays)

@@ -273,7 +273,8 @@ class SimTransport:
             found = xxhash.xxh3_64_intdigest(np.ascontiguousarray(array).data)
             if found != part.checksum:
                 error = f"checksum is {found:016x}, stated {part.checksum:016x}"
-        self._part_ended(pull, i, None if error else array, error)
+        # A wire copies: what lands is D's own, whatever P writes into its slot from now on.
+        self._part_ended(pull, i, None if error else array.copy(), error)
 
     def _is_checked(self, pull_id: int, i: int) -> bool:
         return self.verify == "all" or (self.verify == "sampled" and (pull_id + i) % SAMPLE_EVERY == 0)

@@ -15,9 +15,12 @@ TINY = ("--context-length", "512", "--num-pages", "256", "--chunked-prefill-size
 
 @pytest.fixture(scope="session")
 def fleet(tmp_path_factory):
-    """2P + 2D + a plain server on the tiny model, with rust and mini over all four and, without a bootstrap port, over one pair."""
+    """2P + 2D + a plain server on the tiny model, with rust and mini over all four and, without a bootstrap port, over one pair.
+
+    One P stages its KV on the host and one does not: every test that goes through both compares them with the plain server.
+    """
     with Deployment(
-        tmp_path_factory.mktemp("logs"), "tiny", *TINY, prefill=2, decode=2, plain=1
+        tmp_path_factory.mktemp("logs"), "tiny", *TINY, prefill=2, decode=2, plain=1, staged=("prefill-1",)
     ) as deployment:
         deployment.start()
         deployment.add_router("rust", "rust")

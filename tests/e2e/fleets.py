@@ -20,14 +20,14 @@ WAIT_S = 60.0
 
 
 class Deployment(Fleet):
-    """A Fleet whose instances write event logs into ``logs``, and that can be hurt."""
+    """A Fleet whose instances write event logs into ``logs``, and that can be hurt. staged: P instances with host staging."""
 
-    def __init__(self, logs: pathlib.Path, model="tiny", *extra: str, **plan):
+    def __init__(self, logs: pathlib.Path, model="tiny", *extra: str, staged=(), **plan):
         logs.mkdir(parents=True, exist_ok=True)
         (logs / "secret").write_text("of the test\n")
         options = ("--disaggregation-trace", str(logs), "--disaggregation-verify", "all")
         options += ("--disaggregation-secret-file", str(logs / "secret"), *extra)
-        self.logs = logs
+        self.logs, self.staged = logs, staged
         self.output: list[str] = []
         super().__init__(Plan(model, extra=options, **{"router": "none", **plan}), forward=self.output.append)
         self.http = httpx.Client(trust_env=False, timeout=WAIT_S)
@@ -104,6 +104,8 @@ class Deployment(Fleet):
 
     def _spawn(self, name, command, **environ):
         self.__dict__.setdefault("commands", {}).setdefault(name, list(command))
+        if name in self.staged:
+            environ["TPU_ENABLE_D2H_TRANSFER"] = "1"
         return super()._spawn(name, command, **environ)
 
     # ------------------------------------------------------------ requests

@@ -3,6 +3,8 @@
 import concurrent.futures
 import json
 import random
+import re
+from collections import Counter
 
 import pytest
 from fleets import pairs_served
@@ -158,3 +160,30 @@ def test_the_recorded_run_imports_and_replays(fleet, tmp_path):
     generate(fleet, "mini", prompt_of(10), 2)
     fleet.await_free()
     assert "ok" in fleet.replay_logs(tmp_path)["expect"]["outcomes"].values()
+
+
+def slot_bytes(fleet, name):
+    """State → bytes of the host slots of a node, as /metrics has them; {} without staging."""
+    text = fleet.http.get(f"{fleet.url(name)}/metrics").text
+    return {
+        s: int(float(n)) for s, n in re.findall(r'^pd_host_slot_bytes\{state="(\w+)"\} (\S+)$', text, re.M)
+    }
+
+
+def test_host_staging_changes_no_token_and_every_slot_comes_back(fleet):
+    """RFC-2 §5.5 mode B: prefill-1 stages and prefill-0 does not, behind the same routers."""
+    before = slot_bytes(fleet, "prefill-1")
+    assert slot_bytes(fleet, "prefill-0") == {} and before["held"] == 0 < before["free"]
+    for n in LENGTHS:
+        ids = prompt_of(n, seed=7)
+        plain = generate(fleet, "plain-0", ids)["output_ids"]
+        for router in ("rust", "mini"):
+            answers = [generate(fleet, router, ids)["output_ids"] for _ in range(2)]
+            assert answers == [plain, plain], n
+    fleet.await_free()
+    after = slot_bytes(fleet, "prefill-1")
+    assert after["held"] == 0 < after["free"]
+    lines = [json.loads(line) for line in fleet.log_lines()]
+    staged = Counter(x["node"] for x in lines if x["event"] == "slot_taken")
+    returned = Counter(x["node"] for x in lines if x["event"] == "slot_freed")
+    assert set(staged) == {"prefill-1"} and staged == returned and staged["prefill-1"] >= len(LENGTHS)

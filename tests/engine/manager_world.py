@@ -1,7 +1,8 @@
 """A P and a D manager over ports of the test's own, joined by channels in memory; nothing settles by itself."""
 
-from pdjax.core.pools import Fingerprint, KVArgs, PoolTransferSpec, plan_parts
+from pdjax.core.pools import Fingerprint, KVArgs, PoolTransferSpec, packed_bytes, plan_parts
 from pdjax.core.settings import PDSettings
+from pdjax.core.trace import EventLog
 from pdjax.engine.base import FirstToken, Leg, Packed
 from pdjax.engine.manager import KVManager, Ports
 from pdjax.engine.ports import Entry, FrameIn, LookupDone, PullSettled
@@ -100,14 +101,18 @@ class Registry:
 
 
 class Runner:
-    def gather(self, pages):
+    slots = ()  # that hand-offs were staged in, in their order
+
+    def gather(self, pages, slot=None):
         parts = plan_parts([POOL], len(pages))
+        self.slots = (*self.slots, slot)
         return Packed(parts, [object()] * len(parts))
 
 
 class World:
-    def __init__(self, **settings):
-        self.clock, self.wires, self.epochs = Clock(), {}, 0
+    def __init__(self, budget_bytes=1 << 30, **settings):
+        self.clock, self.wires, self.epochs, self.budget_bytes = Clock(), {}, 0, budget_bytes
+        self.log_lines = []  # of every manager's event log
         self.settings = PDSettings(**settings)
         self.p = self.manager("prefill", "p0", "127.0.0.1:7")
 
@@ -121,7 +126,8 @@ class World:
             settings=self.settings,
             ports=ports,
             epoch=(SECONDS + self.epochs) << 32,
-            budget_bytes=1 << 30,
+            budget_bytes=self.budget_bytes,
+            log=EventLog(name, (SECONDS + self.epochs) << 32, self.clock, len, self.log_lines.append),
         )
         manager.register_runner(Runner())
         if role == "decode":
@@ -138,7 +144,7 @@ class World:
         """P's half up to kv_ready, as its scheduler does it."""
         self.p.claim(leg(room, 4 * n_pages))
         sender = self.p.create_sender(room)
-        assert sender.admit(64)
+        assert sender.admit(packed_bytes([POOL], n_pages))
         self.offer_admitted(sender, n_pages)
 
     def offer_admitted(self, sender, n_pages=1):

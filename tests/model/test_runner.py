@@ -14,8 +14,9 @@ import pytest
 import xxhash
 from model_steps import run_decode, run_prefill
 
+from pdjax.core.budget import HostSlots
 from pdjax.core.errors import ConfigError
-from pdjax.core.pools import page_bucket, pages_for, plan_parts
+from pdjax.core.pools import packed_bytes, page_bucket, pages_for, plan_parts
 from pdjax.engine.base import Packed
 from pdjax.engine.kernels.plan import PlanError
 from pdjax.engine.ports import DecodeRow, PrefillChunk, Runner, SampleSpec
@@ -142,6 +143,40 @@ def test_warmup_leaves_nothing_to_compile(make_runner: MakeRunner) -> None:
         runner.scatter(pages[:n], runner.gather(pages[:n]))
     assert runner.compiles == compiled and set(compiled.values()) == {1}
     assert cache_sizes(runner) == sizes
+
+
+def test_a_staged_hand_off_changes_no_bit(make_runner: MakeRunner) -> None:
+    """Host staging (RFC-2 §5.5 mode B): the same parts, checksums and bytes, from slots that are used again and again."""
+    p, d = make_runner(), make_runner()
+    prompt(p, [1, 2, 3, 4, 5, 6])
+    slots = HostSlots(1 << 20)
+    for pages in ([1, 2, 3], [6, 5, 4], [2, 6, 1, 4]):
+        plain = p.gather(pages)
+        slot = slots.take(sum(part.nbytes for part in plain.parts))
+        staged = p.gather(pages, slot)
+        assert staged.parts == plain.parts
+        for one, other in zip(staged.arrays, plain.arrays, strict=True):
+            assert one.sharding.memory_kind == "pinned_host" != other.sharding.memory_kind
+            assert np.array_equal(one, other)
+        d.scatter(pages, staged)
+        slots.give_back(slot, quiet=True)
+    assert slots.made == 2
+    for layer in range(len(p._kv)):
+        assert np.array_equal(np.asarray(d._kv[layer])[1:7], np.asarray(p._kv[layer])[1:7])
+
+
+def test_warmup_leaves_no_staging_to_compile(make_runner: MakeRunner) -> None:
+    runner, slots = make_runner(num_pages=56), HostSlots(1 << 18)
+    runner.warmup(40, decode=False, scatter=False)
+    sizes = runner.hand_off_bytes(40)
+    fresh = slots.fill(sizes)
+    runner.warmup_staging(fresh, 40)
+    assert {slot.n_bytes for slot in fresh} == set(sizes) and all(slot.arrays for slot in fresh)
+    compiled = runner.compiles
+    for n in range(1, pages_for(40, 8) + 1):
+        runner.gather(list(range(1, n + 1)), slots.take(packed_bytes(runner.pools, n)))
+    assert slots.made == len(fresh), "no request had to allocate"
+    assert runner.compiles == compiled and set(compiled.values()) == {1}
 
 
 def test_warmup_compiles_what_a_role_needs(make_runner: MakeRunner) -> None:

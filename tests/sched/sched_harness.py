@@ -109,8 +109,8 @@ class FlakyRunner(SimRunner):
             raise Boom("collect")
         return SimRunner.collect(self, launched)
 
-    def gather(self, pages):
-        return self._run("gather", pages[:1], lambda: SimRunner.gather(self, pages))
+    def gather(self, pages, slot=None):
+        return self._run("gather", pages[:1], lambda: SimRunner.gather(self, pages, slot))
 
     def scatter(self, pages, packed):
         return self._run("scatter", pages[:1], lambda: SimRunner.scatter(self, pages, packed))

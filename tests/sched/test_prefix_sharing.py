@@ -111,7 +111,7 @@ def test_a_hand_off_sends_the_whole_prompt_and_says_what_was_cached(make_any_pai
     pair = make_any_pair()
     assert isinstance(pair.p.cache, RadixCache) and isinstance(pair.d.cache, ChunkCache)
     gathered, gather = [], pair.p_runner.gather
-    pair.p_runner.gather = lambda pages: gathered.append(list(pages)) or gather(pages)
+    pair.p_runner.gather = lambda pages, slot=None: gathered.append(list(pages)) or gather(pages, slot)
     legs = []
     for prompt in ([*STEM, 1, 2], [*STEM, 3], STEM):
         legs.append(pair.submit(prompt, FEW))

@@ -11,7 +11,10 @@ import pytest
 from pdjax.core.errors import ConfigError
 from pdjax.core.settings import PDSettings
 from pdjax.serve import cli
-from pdjax.serve.args import D2H_VARIABLE, ServeArgs
+from pdjax.serve.args import ServeArgs
+from pdjax.serve.options import variables
+
+STAGING = variables("disaggregation-host-staging")
 
 
 @pytest.fixture
@@ -25,7 +28,8 @@ def node(monkeypatch):
 
     module = types.SimpleNamespace(run_server=run_server, calls=calls)
     monkeypatch.setitem(sys.modules, "pdjax.serve.process", module)
-    monkeypatch.delenv(D2H_VARIABLE, raising=False)
+    for name in STAGING:
+        monkeypatch.delenv(name, raising=False)
     return module
 
 
@@ -124,12 +128,29 @@ def test_without_pd_timers_do_not_matter(node):
     assert cli.run(["serve", "--model", "m", "--disaggregation-lease", "5", "--host", "0.0.0.0"]) == 0
 
 
-def test_staging_is_refused_not_ignored(node, capsys, monkeypatch):
-    monkeypatch.setenv(D2H_VARIABLE, "1")
+@pytest.mark.parametrize(
+    ("environ", "argv", "staged"),
+    [
+        ({}, "", False),
+        ({}, "--disaggregation-host-staging", True),
+        ({"TPU_ENABLE_D2H_TRANSFER": "1"}, "", True),
+        ({"TPU_ENABLE_D2H_TRANSFER": "0"}, "", False),
+        ({"TPU_ENABLE_D2H_TRANSFER": ""}, "", False),
+        ({"TPU_ENABLE_D2H_TRANSFER": "1"}, "--no-disaggregation-host-staging", False),
+        ({"TPU_ENABLE_D2H_TRANSFER": "0", "PDJAX_DISAGGREGATION_HOST_STAGING": "1"}, "", True),
+    ],
+)
+def test_staging_by_flag_or_by_the_variable_that_others_use(node, monkeypatch, environ, argv, staged):
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    assert cli.run(["serve", "--model", "m", *argv.split()]) == 0
+    assert [args.settings.host_staging for args in node.calls] == [staged]
+
+
+def test_a_wrong_value_of_the_shared_variable_names_it(node, monkeypatch, capsys):
+    monkeypatch.setenv("TPU_ENABLE_D2H_TRANSFER", "perhaps")
     assert cli.run(["serve", "--model", "m"]) == 2
-    assert D2H_VARIABLE in complaint(capsys)
-    monkeypatch.setenv(D2H_VARIABLE, "0")
-    assert cli.run(["serve", "--model", "m"]) == 0
+    assert "TPU_ENABLE_D2H_TRANSFER" in complaint(capsys)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from pdjax.core.settings import PDSettings
 from pdjax.serve import cli, local
 from pdjax.serve.args import ServeArgs
 from pdjax.serve.config_file import Setting
-from pdjax.serve.options import SERVE, options_of, variable
+from pdjax.serve.options import SERVE, options_of, variables
 
 
 @pytest.fixture
@@ -24,8 +24,8 @@ def node(monkeypatch):
         return 0
 
     monkeypatch.setitem(sys.modules, "pdjax.serve.process", types.SimpleNamespace(run_server=run_server))
-    for flag in options_of(SERVE):
-        monkeypatch.delenv(variable(flag), raising=False)
+    for name in (name for flag in options_of(SERVE) for name in variables(flag)):
+        monkeypatch.delenv(name, raising=False)
     return calls
 
 
@@ -163,10 +163,13 @@ def shown(capsys, *argv):
 def test_config_show_says_where_each_value_is_from(node, write, monkeypatch, capsys):
     file = write("# first\nmodel: m\npage-size: 8\n")
     monkeypatch.setenv("PDJAX_NUM_PAGES", "55")
+    monkeypatch.setenv("TPU_ENABLE_D2H_TRANSFER", "1")
     code, found, _ = shown(capsys, "--config", file, "--port", "1")
     assert code == 0 and node == []
     assert found["page-size"] == {"value": 8, "origin": f"file {file}:3"}
     assert found["num-pages"] == {"value": 55, "origin": "environment PDJAX_NUM_PAGES"}
+    shared = {"value": True, "origin": "environment TPU_ENABLE_D2H_TRANSFER"}
+    assert found["disaggregation-host-staging"] == shared
     assert found["port"] == {"value": 1, "origin": "flag"}
     assert found["host"] == {"value": "127.0.0.1", "origin": "default"}
     assert set(found) == set(options_of(SERVE))
@@ -206,6 +209,8 @@ def test_up_gives_its_children_what_its_file_says_unless_the_environment_does(mo
     }
     got = local.from_file(settings, {"PDJAX_NUM_PAGES": "5"})
     assert got == ("--page-size", "8", "--disaggregation-prefill-gated")
+    staging = {"disaggregation-host-staging": Setting(True, 1)}
+    assert local.from_file(staging, {"TPU_ENABLE_D2H_TRANSFER": "0"}) == ()
     assert local.from_file({"disaggregation-prefill-gated": Setting(False, 1)}, {}) == (
         "--no-disaggregation-prefill-gated",
     )

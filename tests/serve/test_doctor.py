@@ -13,7 +13,7 @@ from pdjax.core.settings import PDSettings
 from pdjax.engine.bootstrap.registration import registration
 from pdjax.engine.bootstrap.server import HTTPBootstrapServer
 from pdjax.serve import cli, doctor_local, doctor_peers
-from pdjax.serve.args import D2H_VARIABLE, ServeArgs
+from pdjax.serve.args import ServeArgs
 from pdjax.serve.doctor import examine
 
 PRINT = Fingerprint(1, "m", "w", "float32", 16, 2, 1, 64, "paged", "single", 4 << 20, 1, "0.10.2")
@@ -292,7 +292,6 @@ def test_a_router_that_is_not_there_is_no_failure(registry):
 
 @pytest.fixture
 def clean(monkeypatch):
-    monkeypatch.delenv(D2H_VARIABLE, raising=False)
     for name in doctor_local.PROXIES:
         monkeypatch.delenv(name, raising=False)
 

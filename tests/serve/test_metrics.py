@@ -148,7 +148,11 @@ def test_rooms_are_counted_from_the_tables_own_moves(serve):
     server = serve("prefill")
     moves = [("N", "B", ""), ("N", "B", ""), ("B", "W", ""), ("W", "T", ""), ("T", "F", "lease_expired")]
     server.engine.counted = Numbers(
-        instance_id="p0", epoch=7, tally=tally(*moves, ("B", "F", "bootstrap_timeout")), budget_bytes=(10, 40)
+        instance_id="p0",
+        epoch=7,
+        tally=tally(*moves, ("B", "F", "bootstrap_timeout")),
+        budget_bytes=(10, 40),
+        host_slot_bytes={"held": 10, "free": 20},
     )
     families = scrape(server)
     assert values(families, **{"role": "sender", "from": "Transferring", "to": "Failed"}) == {
@@ -161,6 +165,7 @@ def test_rooms_are_counted_from_the_tables_own_moves(serve):
         found["sglang:num_bootstrap_failed_reqs_total"] == found["sglang:num_transfer_failed_reqs_total"] == 1
     )
     assert (found["pd_unpulled_bytes"], found["pd_unpulled_budget_bytes"]) == (10, 40)
+    assert [values(families, state=s)["pd_host_slot_bytes"] for s in ("held", "free")] == [10, 20]
     assert values(families, state="Bootstrapping")["pd_rooms"] == 0
     assert values(families, role="prefill", instance_id="p0", epoch="7")["pd_info"] == 1
 

@@ -230,3 +230,18 @@ def deaf_to_drain():
     stack.enter_context(attribute(LockedRooms, "_take_leg", take))
     stack.enter_context(attribute(LockedRooms, "_claim", claim))
     return stack
+
+
+def always_quiet(old):
+    return lambda self, slot, *, quiet: old(self, slot, quiet=True)
+
+
+def one_memory(old):
+    """All slots of a size lie in the same memory."""
+    memory = {}
+
+    def staged(arrays, slot):
+        slot.arrays = memory.setdefault(slot.n_bytes, arrays)
+        return old(arrays, slot)
+
+    return staged

@@ -179,8 +179,9 @@ def test_without_the_tombstone_assumption_an_old_abort_meets_a_new_use_of_its_ro
 def test_gated_p_does_not_expire_a_room_that_has_its_d() -> None:
     """Found by one-room-gated: the bootstrap timer stayed armed after the hello, an illegal event five steps in."""
     from pdjax.core import wire
+    from pdjax.core.budget import Budget
     from pdjax.core.room import Event
-    from pdjax.core.sender import Budget, SenderSide
+    from pdjax.core.sender import SenderSide
     from pdjax.core.settings import PDSettings
 
     side = SenderSide(PDSettings(gated=True), 1 << 32, "f", 1, Budget(1))
@@ -195,8 +196,9 @@ def test_gated_p_does_not_expire_a_room_that_has_its_d() -> None:
 def test_a_newer_attempts_abort_gives_back_nothing_of_the_bound_one(digest: str, state: str) -> None:
     """Found by crossed: another prompt's abort ended the room, and its quiet freed bytes under the bound pull."""
     from pdjax.core import wire
+    from pdjax.core.budget import Budget
     from pdjax.core.room import Event
-    from pdjax.core.sender import Budget, Offer, SenderSide
+    from pdjax.core.sender import Offer, SenderSide
     from pdjax.core.settings import PDSettings
     from pdjax.sim.explore.messages import FIRST, PARTS
 

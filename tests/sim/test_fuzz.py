@@ -92,7 +92,7 @@ def asks(step, prefix):
 
 
 def test_a_seed_draws_one_file_and_every_file_is_valid():
-    kinds = Counter()
+    kinds, staging = Counter(), Counter()
     for seed in range(300):
         trace = draw(seed)
         assert dumps(trace) == dumps(draw(seed))
@@ -103,6 +103,8 @@ def test_a_seed_draws_one_file_and_every_file_is_valid():
         ]
         assert 1 <= len(requests) <= MAX_REQUESTS
         kinds.update(s.action for s in parsed.steps)
+        staging[sum(spec.settings.host_staging for spec in parsed.nodes if spec.role == "prefill")] += 1
+    assert set(staging) == {0, 1, 2, 3} and staging[0] > 100
     assert set(kinds) == {
         "request", "abort", "disconnect", "message", "transfer", "inject", "error", "crash", "restart", "stop",
         "partition", "pages", "clock", "drain",

@@ -4,6 +4,7 @@ import contextlib
 
 import pytest
 from broken_program import (
+    always_quiet,
     attribute,
     changed_bytes,
     deaf_after_rebirth,
@@ -20,6 +21,7 @@ from broken_program import (
     no_timers,
     nobody_late,
     nothing,
+    one_memory,
     other_end,
     raising_once,
     ready_again,
@@ -32,39 +34,42 @@ from broken_program import (
 )
 from watched_worlds import (
     MONITORS,
+    SOUND,
     aborted_p,
     aborted_pull,
     aborted_twice,
     d_alone,
     d_first,
     drained,
-    duplicate_messages,
     failing_part,
     hanging_pull,
+    hangs_beyond_the_limbo,
     lands_during_a_step,
     late_pull,
     one_after_the_other,
     one_p_stays_dead,
-    p_alone,
     pages_are_scarce,
     plain,
     restarted_p,
     second_leg,
+    staged,
+    staged_side_by_side,
     waits_for_pages_longer_than_the_lease,
 )
 
 from pdjax.core import transitions as t
+from pdjax.core.budget import Budget, HostSlots
 from pdjax.core.identity import Minter
 from pdjax.core.link import Link
 from pdjax.core.receiver import ReceiverSide
 from pdjax.core.room import Room
-from pdjax.core.sender import Budget, SenderRoom, SenderSide
+from pdjax.core.sender import SenderRoom, SenderSide
 from pdjax.engine.bootstrap.registry import Registry
 from pdjax.engine.driver import Driver
 from pdjax.sched.batch import Fifo
 from pdjax.sched.decode import SchedulerDisaggregationDecodeMixin as DecodeMixin
 from pdjax.sched.pages import PageAllocator
-from pdjax.sim import mutate
+from pdjax.sim import mutate, runner
 from pdjax.sim.membership import SimRegistryClient
 from pdjax.sim.properties import NOT_SHOWN, PROPERTIES
 from pdjax.sim.transport import SimTransport
@@ -112,6 +117,15 @@ BREAKS = [
         pages_are_scarce,
     ),
     ("S17", "no limit", lambda: attribute(Budget, "can", lambda old: lambda self, n: True), lambda: plain(4, budget_bytes=1)),
+    (
+        "S1",
+        "a slot is used again after the limbo timer",
+        lambda: attribute(HostSlots, "give_back", always_quiet),
+        hangs_beyond_the_limbo,
+    ),
+    ("S3", "a slot stays", lambda: attribute(Driver, "_return_slot", nothing), staged),
+    ("S4", "two rooms in one slot", lambda: attribute(runner, "_staged", one_memory), staged_side_by_side),
+    ("S17", "no slot is taken", lambda: attribute(HostSlots, "take", nothing), staged),
     ("S17", "pull without pages", lambda: no_pages(), plain),
     (
         "S18",
@@ -157,13 +171,6 @@ def test_a_broken_program_violates_the_property(name, what, broken, scenario):
         scenario()
     violated = MONITORS[-1].violated()
     assert name in violated, violated
-
-
-SOUND = [
-    plain, d_first, lands_during_a_step, aborted_pull, hanging_pull, failing_part, late_pull, d_alone, p_alone, duplicate_messages, second_leg,
-    pages_are_scarce, waits_for_pages_longer_than_the_lease, one_after_the_other, restarted_p, one_p_stays_dead, drained, aborted_p,
-    aborted_twice,
-]  # fmt: skip
 
 
 @pytest.mark.parametrize("scenario", SOUND, ids=lambda s: s.__name__)

@@ -180,8 +180,8 @@ def test_corrupt_bytes_are_found_by_the_checksum():
     world = World(settings=QUICK)
     gather = world.nodes["p0"].runner.gather
 
-    def corrupt(pages):
-        packed = gather(pages)
+    def corrupt(pages, slot):
+        packed = gather(pages, slot)
         packed.arrays[0].flat[0] ^= 1
         return packed
 

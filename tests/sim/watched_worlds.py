@@ -11,6 +11,7 @@ from pdjax.sim.properties import Monitor
 from pdjax.sim.world import Timing, World
 
 QUICK = dataclasses.replace(SHORT, heartbeat_interval_s=0.5, heartbeat_ttl_s=2.0)
+STAGED = dataclasses.replace(QUICK, host_staging=True)
 PROMPT = list(range(1, 14))
 MONITORS = []
 
@@ -211,3 +212,44 @@ def aborted_p():
     world.nodes["p0"].manager.event(5, Event("abort_local", reason="client_abort"))
     world.run(limit_s=1.0)
     return finish(world)
+
+
+# ---------------------------------------------------------------- with host staging
+
+
+def staged(n=1, **kwargs):
+    return plain(n, settings=STAGED, **kwargs)
+
+
+def staged_side_by_side():
+    """Two prompts of one length, the second of which is gathered while the first one's pull is under way."""
+    world = watched(settings=STAGED)
+    world.net.on_part = lambda uuid, part: 0.02
+    world.request(5, PROMPT, 4)
+    world.request(6, PROMPT[::-1], 4)
+    world.run(limit_s=1.0)
+    return finish(world)
+
+
+def hangs_beyond_the_limbo():
+    """D's pull hangs: P's limbo timer ends before D's graveyard timer does, and meanwhile P stages for another D."""
+    world = watched(1, 2, settings=STAGED)
+    world.net.on_part = lambda uuid, part: None
+    world.request(5, PROMPT, 4)
+    world.run(limit_s=0.05)
+    world.net.on_part = None
+    limbo_s = STAGED.transfer_timeout_s + STAGED.limbo_timeout_s
+    assert limbo_s < STAGED.transfer_timeout_s + STAGED.graveyard_timeout_s
+    world.run(limit_s=limbo_s)
+    assert world.nodes["p0"].manager.counters.counts["slots_replaced"] == 1
+    assert world.nodes["d0"].transport.pulls, "the pull still hangs"
+    world.request(6, PROMPT, 4, d="d1")
+    world.run(limit_s=1.0)
+    return finish(world)
+
+
+SOUND = [
+    plain, d_first, lands_during_a_step, aborted_pull, hanging_pull, failing_part, late_pull, d_alone, p_alone, duplicate_messages, second_leg,
+    pages_are_scarce, waits_for_pages_longer_than_the_lease, one_after_the_other, restarted_p, one_p_stays_dead, drained, aborted_p,
+    aborted_twice,
+]  # fmt: skip

@@ -14,9 +14,10 @@ from typing import Any
 from pdjax.core import effects as fx
 from pdjax.core import transitions as t
 from pdjax.core import wire
+from pdjax.core.budget import Budget
 from pdjax.core.receiver import Candidate, Notice, PeerLife, ReceiverRoom, ReceiverSide
 from pdjax.core.room import Event, IllegalEvent, Room, Transition
-from pdjax.core.sender import Budget, Early, Limbo, LimboKey, Offer, SenderRoom, SenderSide
+from pdjax.core.sender import Early, Limbo, LimboKey, Offer, SenderRoom, SenderSide
 from pdjax.core.settings import PDSettings
 from pdjax.engine.base import Leg
 from pdjax.sim.explore.config import Config

@@ -100,6 +100,7 @@ class LifeTrack:
     rooms: dict[int, Track] = field(default_factory=dict)
     holders: dict[int, set[str]] = field(default_factory=dict)  # page → tokens
     pages: dict[str, set[int]] = field(default_factory=dict)  # token → pages
+    slots: dict[int, int] = field(default_factory=dict)  # slot of host memory → room that holds it
     newest: dict[str, int] = field(default_factory=dict)  # peer → newest epoch that acted here
     delivered: tuple[str, str, str, int] = (
         "",
@@ -122,6 +123,8 @@ class Offer:
     hashes: tuple[int, ...]
     attempt: str = "0"
     withdrawn_ms: float = -1.0
+    slot: int = 0  # in which the arrays are staged; 0: in none
+    slot_is_back: bool = False  # others' bytes may lie there by now
 
 
 class Property:

@@ -96,6 +96,8 @@ class Monitor:
             "evicted": self.sometimes.evicted,
             "pages_shared": self.sometimes.shared,
             "pages_freed": self.sometimes.freed,
+            "slot_taken": self.sometimes.slot_taken,
+            "slot_freed": self._slot_freed,
         }
         self._next_look = 0.0
         self._frozen: dict[str, float] = {}
@@ -248,6 +250,12 @@ class Monitor:
             if line["do"] != "duplicate":
                 self.ctx.losses.setdefault(int(line["room"]), []).append(line["t"])
 
+    def _slot_freed(self, life: LifeTrack, line: dict[str, Any]) -> None:
+        self.sometimes.slot_freed(line)
+        for offer in self.ctx.offers.values():
+            where = (offer.node, offer.epoch, offer.room, offer.slot)
+            offer.slot_is_back |= where == (life.name, life.epoch, int(line["room"]), line["slot"])
+
     def _stepped(self, life: LifeTrack, line: dict[str, Any]) -> None:
         if line["action"] in ("stop", "partition"):
             self._stands_still()
@@ -295,7 +303,10 @@ class Monitor:
             self._tell({"node": node.name, "event": "offer", "uuid": str(uuid), "room": room})
             record = node.manager.sender.rooms.get(room)
             attempt = str(record.attempt) if record is not None else "0"
-            made = Offer(node.name, node.manager.log.epoch, room, peer, packed, digest_of(packed), attempt)
+            epoch = node.manager.log.epoch
+            slots = ctx.lives[node.name, epoch].slots if (node.name, epoch) in ctx.lives else {}
+            slot = next((number for number, holder in slots.items() if holder == room), 0)
+            made = Offer(node.name, epoch, room, peer, packed, digest_of(packed), attempt, slot=slot)
             ctx.offers.setdefault(uuid, made)
             offer(peer, uuid, packed)
 

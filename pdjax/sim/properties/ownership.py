@@ -11,14 +11,15 @@ from pdjax.core.trace import CACHE_TOKEN
 from pdjax.sim.properties.base import ENDED, WIRE, Context, Decision, Property, Track, digest_of
 
 PAGES = ("pages_taken", "pages_shared", "pages_freed")
+SLOTS = ("slot_taken", "slot_freed")
 CACHE = str(CACHE_TOKEN)
 RELEASES = frozenset({"reserve", "free_budget", "to_limbo"})
 
 
 class S1(Property):
     name = "S1"
-    sentence = "a page or a packed byte belongs to one owner, and leaves a transfer only when the transfer is quiescent"
-    hears = (*PAGES, "transition")
+    sentence = "a page, a packed byte or a host slot belongs to one owner, and leaves a transfer only when the transfer is quiescent"
+    hears = (*PAGES, *SLOTS, "transition")
 
     def __init__(self, ctx: Context) -> None:
         super().__init__(ctx)
@@ -35,6 +36,9 @@ class S1(Property):
     def on_line(self, line: dict[str, Any], track: Track | None) -> None:
         if line["event"] in PAGES:
             self._pages(line)
+            return
+        if line["event"] in SLOTS:
+            self._slots(line)
             return
         effects = line["effects"]
         if track is None:
@@ -95,6 +99,33 @@ class S1(Property):
             if line["event"] == "pages_freed":
                 del self.cached[key]
 
+    def _slots(self, line: dict[str, Any]) -> None:
+        """A slot is taken when no room has it and nobody reads there, and given back by the room that has it."""
+        life = self.ctx.lives[line["node"], line["epoch"]]
+        room, slot = int(line["room"]), line["slot"]
+        held_by = life.slots.pop(slot, None)
+        if line["event"] == "slot_freed":
+            if held_by != room:
+                self.breach(
+                    f"slot {slot} of {life.name} is given back by room {room}, which does not hold it", line
+                )
+            return
+        life.slots[slot] = room
+        if held_by is not None:
+            self.breach(
+                f"slot {slot} of {life.name} is taken by room {room} while room {held_by} holds it", line
+            )
+        for uuid, offer in self.ctx.offers.items():
+            if (offer.node, offer.epoch, offer.slot) != (life.name, life.epoch, slot):
+                continue
+            for node in self.ctx.nodes("decode"):
+                pull = self.ctx.pulls.get((f"{node.name}@{node.manager.epoch}", uuid))
+                if pull is not None and pull.done is None:
+                    self.breach(
+                        f"slot {slot} of {life.name} is taken while {node.name} still pulls room {offer.room}",
+                        line,
+                    )
+
     def _bytes(self, uuid: str, line: dict[str, Any], track: Track) -> None:
         """No living D has a pull of these bytes that has not ended."""
         if not uuid:
@@ -147,7 +178,9 @@ class S4(Property):
     def on_line(self, line: dict[str, Any], track: Track | None) -> None:
         if line["event"] == "withdrawn":
             offer = self.ctx.offers.get(int(line["uuid"]))
-            if offer is not None and digest_of(offer.packed) != offer.hashes:
+            if offer is None or offer.slot_is_back:
+                return  # a withdraw that is repeated: its slot holds another room's bytes by now
+            if digest_of(offer.packed) != offer.hashes:
                 self.breach(
                     f"room {line['room']}: its bytes on {line['node']} changed while registered", line
                 )
@@ -207,6 +240,14 @@ class S17(Property):
             parts = sum(p.nbytes for p in record.offer.parts) if record and record.offer else 0
             if record is not None and record.charged_bytes < parts:
                 self.breach(f"{track}: {parts} bytes offered, {record.charged_bytes} reserved", line)
+            if record is not None and node.manager.host_slots is not None:
+                slot = record.slot
+                if (
+                    slot is None
+                    or slot.n_bytes != parts
+                    or node.manager.host_slots.held.get(slot.number) is not slot
+                ):
+                    self.breach(f"{track}: {parts} bytes staged in a slot that it does not hold", line)
         elif "start_pull" in line["effects"]:
             life = self.ctx.lives[track.node, track.epoch]
             if not life.pages.get(track.attempt):

@@ -44,6 +44,8 @@ MOMENTS: dict[str, str] = {
     "drained": "a node left",
     "prefix_shared": "a prompt read pages that the prefill of another one wrote",
     "prefix_evicted": "the prefix cache gave pages up for a prompt",
+    "slot_used_again": "KV was staged in a host slot that had held another room's",
+    "slot_replaced": "a host slot was given up, since a D might still be reading it",
 }
 LETTER = {name: letter for letter, n in t.LETTERS.items() for name in (t.STATE_NAMES[n],)}
 SENT_ONCE = 1
@@ -58,6 +60,7 @@ class Sometimes:
         self.moments: dict[str, int] = {}
         self.rows: dict[int, int] = {}
         self._sent: dict[tuple[str, str, int, str], int] = {}
+        self._slots: set[tuple[str, str, int]] = set()
         # Event of the table → what looks at its decisions.
         self.looks: dict[str, Callable[[dict[str, Any], Track], None]] = {
             name.removeprefix("_on_"): getattr(self, name) for name in _LOOKS
@@ -90,6 +93,16 @@ class Sometimes:
     def freed(self, life: LifeTrack, line: dict[str, Any]) -> None:
         if line["token"] == CACHE:
             self._met("prefix_evicted")
+
+    def slot_taken(self, life: LifeTrack, line: dict[str, Any]) -> None:
+        slot = (line["node"], line["epoch"], line["slot"])
+        if slot in self._slots:
+            self._met("slot_used_again")
+        self._slots.add(slot)
+
+    def slot_freed(self, line: dict[str, Any]) -> None:
+        if not line["quiet"]:
+            self._met("slot_replaced")
 
     # ---------------------------------------------------------------- events of the table
 

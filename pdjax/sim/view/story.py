@@ -16,6 +16,7 @@ from pdjax.core.wire import MAX_ROOM
 LETTER = {t.STATE_NAMES[value]: letter for letter, value in t.LETTERS.items()}
 WORLD = "sim"  # the column of what is done to the world
 _PAGES = {"pages_taken": "+", "pages_shared": "reads ", "pages_freed": "−"}
+_SLOTS = {"slot_taken": "+", "slot_freed": "−"}
 _CACHE_PAGES = {"pages_shared": "cache keeps ", "pages_freed": "cache drops "}
 QUIET = frozenset(
     {"started", "listed", "admitted", "prefilled", "peer_known", "success", "failed", "draining"}
@@ -83,6 +84,8 @@ class Story:
         if event in _PAGES:
             words = _CACHE_PAGES if line["token"] == str(CACHE_TOKEN) else _PAGES
             return node, f"{words[event]}{len(line['pages'])} pages", False
+        if event in _SLOTS:
+            return node, f"{_SLOTS[event]}slot {line['slot']}", False
         if event == "finished":
             reason = f" {line['reason']}" if line.get("reason") else ""
             return node, f"{line['rid']}: {line['outcome']}{reason}", line["outcome"] != "ok"
