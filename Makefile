@@ -10,7 +10,7 @@ JOBS ?= 2
 
 export JAX_PLATFORMS ?= cpu
 
-.PHONY: demo test lint format docs check-deep clean fuzz mutate bench
+.PHONY: demo test lint format docs check-deep clean fuzz mutate bench faults
 
 $(STAMP): pyproject.toml
 	@echo "== preparing $(VENV) (a few minutes the first time: jax is large)"
@@ -36,7 +36,7 @@ test: $(STAMP)
 lint: $(STAMP)
 	@$(BIN)/ruff format --check --quiet . || { $(BIN)/ruff format --check .; exit 1; }
 	@$(BIN)/ruff check --quiet .
-	@$(BIN)/mypy --no-error-summary pdjax/core pdjax/sched pdjax/engine pdjax/sim
+	@$(BIN)/mypy --no-error-summary pdjax/core pdjax/sched pdjax/engine pdjax/sim pdjax/faults pdjax/campaign
 
 format: $(STAMP)
 	@$(BIN)/ruff format .
@@ -61,3 +61,7 @@ fuzz: $(STAMP)
 
 mutate: $(STAMP)
 	@$(BIN)/sim mutate --jobs $(JOBS) --write
+
+# Every scenario file that real processes can run, compared with the simulator: half an hour or so.
+faults: $(STAMP)
+	@$(BIN)/python -m pdjax.campaign files tests/traces

@@ -131,6 +131,11 @@ class ServeArgs:
         "file that every event of the hand-off is appended to, or a directory for one file a process",
         "",
     )
+    fault_socket: str = arg(
+        "disaggregation-fault-socket",
+        "tests only: a Unix socket through which faults are injected into this process (empty: there is none)",
+        "",
+    )
     verify: Literal["off", "sampled", "all"] = arg(
         "disaggregation-verify",
         "which transferred parts are checksummed",
@@ -230,6 +235,10 @@ class ServeArgs:
             if self.bootstrap_host:
                 raise ConfigError(
                     "--disaggregation-bootstrap-host without a mode: set --disaggregation-mode prefill or decode"
+                )
+            if self.fault_socket:
+                raise ConfigError(
+                    "--disaggregation-fault-socket without a mode: only a prefill or decode instance has faults; drop it"
                 )
             return
         if self.host in WILDCARDS:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from pdjax.core.errors import ConfigError, PDError
 from pdjax.core.identity import make_epoch
@@ -41,6 +41,9 @@ from pdjax.serve.node_view import numbers_of, rooms_of
 from pdjax.serve.numbers import Numbers
 from pdjax.serve.router_member import RouterMember
 from pdjax.serve.watchdog import Watchdog
+
+if TYPE_CHECKING:
+    from pdjax.faults.port import FaultPort
 
 log = logging.getLogger(__name__)
 
@@ -87,6 +90,7 @@ class Node:
         self.transport: JaxTransferKVEngine | None = None
         self.router: RouterMember | None = None  # of whoever runs this process, and so is the watchdog
         self.watchdog: Watchdog | None = None
+        self.faults = self._fault_port()
         if self.role != "null":
             self._make_manager(serving_url)
         config = SchedulerConfig(
@@ -102,6 +106,16 @@ class Node:
             self.role, config, self.runner, time.monotonic, self.manager, wake=self._wake.set
         )
         self._thread = threading.Thread(target=self._run_scheduler, name="scheduler", daemon=True)
+        if self.faults is not None:
+            self.faults.attach(self)
+
+    def _fault_port(self) -> FaultPort | None:
+        """Of a process that a test harness has started to hurt it; else nothing of it is even imported."""
+        if not self.args.fault_socket:
+            return None
+        from pdjax.faults.port import FaultPort
+
+        return FaultPort(self.args.fault_socket, self.instance_id, self.args.secret())
 
     def _make_manager(self, serving_url: str) -> None:
         args, settings = self.args, self.args.settings
@@ -127,16 +141,19 @@ class Node:
             heartbeat_interval_s=settings.heartbeat_interval_s,
         )
         pool_bytes = sum(p.page_bytes * p.shape[0] * p.n_layers for p in pools)
+        ports, tap = Ports(self.transport, channel, self.registry, clock), self._tap
+        if self.faults is not None:
+            ports, tap = self.faults.wrap(ports), self.faults.tap(tap)
         self.manager = JaxTransferKVManager(
             kv,
             f"{args.bootstrap_host}:{args.bootstrap_port}",
             role=self.role,
             settings=settings,
-            ports=Ports(self.transport, channel, self.registry, clock),
+            ports=ports,
             epoch=self.epoch,
             budget_bytes=settings.unpulled_budget_bytes or pool_bytes // 4,
             secret=args.secret(),
-            log=EventLog(self.instance_id, self.epoch, clock, self._open_trace(), self._tap),
+            log=EventLog(self.instance_id, self.epoch, clock, self._open_trace(), tap),
             on_event=self._wake.set,
         )
         self._registration = registration(
@@ -159,7 +176,9 @@ class Node:
     # ------------------------------------------------------------------ life
 
     def start(self) -> None:
-        """Begin to compile; ``loaded`` says when requests may come."""
+        """Begin to compile; ``loaded`` says when requests may come. Raises ConfigError."""
+        if self.faults is not None:
+            self.faults.start()
         self._thread.start()
 
     def loaded(self, wait_s: float) -> bool:
@@ -246,6 +265,8 @@ class Node:
         if self.manager is not None:
             unheard = self.manager.quiescent()["notices"]
             self.manager.stop(CLOSE_WAIT_S)
+        if self.faults is not None:
+            self.faults.close()
         if self._trace is not None:
             self._trace.close()
         return unheard

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,6 +20,8 @@ from pdjax.sim.trace_file import dumps, load, parse
 from pdjax.sim.trace_types import Trace
 
 AS_EXPECTED, DIFFERS, WRONG, DIVERGED = 0, 1, 2, 3
+ENGINES = ("sim", "jax")
+SERVING_NEEDS = ("jax", "zmq", "httpx", "fastapi")  # of what real processes import, and no simulation
 
 
 def wrong(text: str) -> typer.Exit:
@@ -93,7 +97,9 @@ def divergence(result: Result) -> str | None:
 
 def replay(
     file: Annotated[Path, typer.Argument(help="a trace file (docs/simulation.md)")],
-    engine: Annotated[str, typer.Option(help="sim: the simulated world")] = "sim",
+    engine: Annotated[
+        str, typer.Option(help="sim: the simulated world; jax: real processes on this machine")
+    ] = "sim",
     as_json: Annotated[
         bool, typer.Option("--json", help="print one JSON object instead of the ladder")
     ] = False,
@@ -112,10 +118,13 @@ def replay(
     Exit 0: as the file expects. 1: a property broke or an outcome differs. 2: the file or the call is wrong.
     3: not the run that was recorded.
     """
-    if engine != "sim":
-        raise wrong(f"--engine {engine}: this version replays in the simulator only (sim)")
+    if engine not in ENGINES:
+        raise wrong(f"--engine {engine}: choose one of {', '.join(ENGINES)}")
     try:
         trace = load(file)
+        if engine == "jax":
+            only_sim = {"--svg": svg, "--perfetto": perfetto, "--pin": pin, "--mutant": mutant}
+            raise typer.Exit(_replay_on_processes(file, trace, as_json, log, only_sim))
         with _wrong_on_purpose(mutant):
             if "model" in trace.raw:
                 raise typer.Exit(_replay_in_model(trace, as_json))
@@ -137,6 +146,28 @@ def replay(
         if result.differs_at is not None:
             typer.echo(divergence(result))
     raise typer.Exit(exit_code(result))
+
+
+def _replay_on_processes(
+    file: Path, trace: Trace, as_json: bool, log: Path | None, only_sim: Mapping[str, object]
+) -> int:
+    """The same file on real processes; the exit code."""
+    given = [flag for flag, value in only_sim.items() if value]
+    if given:
+        raise wrong(f"{', '.join(given)}: with --engine sim only")
+    for name in SERVING_NEEDS:
+        if not _is_installed(name):
+            raise wrong(f"--engine jax: {name} is not installed here; install pdjax with its dependencies")
+    from pdjax.campaign.one import replay_file
+
+    return replay_file(file, trace, as_json=as_json, log=log)
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:
+        return False
 
 
 def _wrong_on_purpose(mutant: str) -> AbstractContextManager[None]:

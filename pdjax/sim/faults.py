@@ -15,10 +15,11 @@ import numpy as np
 
 from pdjax.core import wire
 from pdjax.engine.bootstrap.registry import BadRegistration
-from pdjax.sim.forge import forged_frame
+from pdjax.faults.forge import forged_frame
+from pdjax.faults.frames import FrameRules, Rule
+from pdjax.faults.work import INJECTED, arm_error, rooms_pulling
 from pdjax.sim.loop import Name
-from pdjax.sim.net import REGISTRY, Copy
-from pdjax.sim.pressure import INJECTED, arm_error, hold_pages
+from pdjax.sim.net import REGISTRY
 from pdjax.sim.router import SIDES, Router
 from pdjax.sim.trace_types import EMITTERS, On, Step, Trace, room_text
 from pdjax.sim.transport import Pull
@@ -54,25 +55,6 @@ class _Wait:
 
 
 @dataclass
-class Rule:
-    """A message or transfer rule that is in force. seen: matches so far; used: how often it acted."""
-
-    step: Step
-    seen: int = 0
-    used: int = 0
-
-    def turn(self) -> bool:
-        """One more match: does the rule act on it?"""
-        value = self.step.value
-        self.seen += 1
-        times = value.get("times", 1)
-        if self.seen < value.get("nth", 1) or (times is not None and self.used >= times):
-            return False
-        self.used += 1
-        return True
-
-
-@dataclass
 class Scenario:
     """The steps of one trace at work. fired: index → True when the action found its target."""
 
@@ -84,13 +66,11 @@ class Scenario:
     last_s: float = 0.0
     _waiting: dict[str, list[_Wait]] = field(default_factory=dict)
     _due: list[Step] = field(default_factory=list)
-    _messages: list[Rule] = field(default_factory=list)
     _transfers: list[Rule] = field(default_factory=list)
     _counts: dict[tuple[str, Any], int] = field(default_factory=dict)
-    _last_frame: bytes = b""
-    _last_decoded: tuple[wire.AnyMessage, ...] = ()
 
     def __post_init__(self) -> None:
+        self._messages = FrameRules(self._hit)
         self._requests = {s.value["rid"]: s.value for s in self.trace.steps if s.action == "request"}
         self.world.net.frame_name = self._frame_name
         self.world.taps.append(self._line)
@@ -173,13 +153,6 @@ class Scenario:
 
     # ---------------------------------------------------------------- messages
 
-    def _decoded(self, frame: bytes) -> tuple[wire.AnyMessage, ...]:
-        if frame is not self._last_frame:
-            decoded = wire.decode(frame, max_frame_bytes=1 << 62)
-            self._last_frame = frame
-            self._last_decoded = decoded.messages if isinstance(decoded, wire.Frame) else ()
-        return self._last_decoded
-
     def _frame_name(self, src: str, dst: str, frame: bytes) -> Name:
         messages = _glance.decode(memoryview(frame)[wire.HEAD_BYTES :]).messages
         if messages:
@@ -190,61 +163,18 @@ class Scenario:
         return "deliver", kind, room, n
 
     def _message(self, step: Step, value: Mapping[str, Any]) -> None:
-        self._messages.append(Rule(step))
-        self.world.net.frame_rules = self._ruled_frame
+        self._messages.rules.append(Rule(step.index, value))
+        self.world.net.frame_rules = self._messages.copies
 
-    def _ruled_frame(self, src: str, dst: str, frame: bytes) -> list[Copy]:
-        messages = self._decoded(frame)
-        stay: list[wire.AnyMessage] = []
-        copies: list[Copy] = []
-        for m in messages:
-            rule = self._rule_for(src, dst, m)
-            if rule is None:
-                stay.append(m)
-                continue
-            value = rule.step.value
-            alone, by_s, do = self._repack(frame, [m]), value.get("by", 0) / 1000, value["do"]
-            self.world.log("sim").line(
-                "hit", m.room, step=rule.step.index, do=do, message=wire.EVENT_OF[type(m)]
-            )
-            if do == "duplicate":
-                stay.append(m)
-                copies.append(Copy(alone, by_s, alone=True))
-            elif do == "delay":
-                copies.append(Copy(alone, by_s, alone=True))
-            elif do == "corrupt":
-                copies.append(Copy(alone[:-1] + bytes([alone[-1] ^ 1])))
-        if len(stay) == len(messages):
-            return [Copy(frame), *copies]
-        return ([Copy(self._repack(frame, stay))] if stay else []) + copies
-
-    def _rule_for(self, src: str, dst: str, m: wire.AnyMessage) -> Rule | None:
-        """The first rule whose turn it is; the others only count the message."""
-        found = None
-        for rule in self._messages:
-            match = rule.step.value["match"]
-            if (
-                match.get("type", wire.EVENT_OF[type(m)]) == wire.EVENT_OF[type(m)]
-                and match.get("room", m.room) == m.room
-                and match.get("from", src) == src
-                and match.get("to", dst) == dst
-            ):
-                if found is not None:
-                    rule.seen += 1
-                elif rule.turn():
-                    found = rule
-        return found
-
-    @staticmethod
-    def _repack(frame: bytes, messages: list[wire.AnyMessage]) -> bytes:
-        decoded = wire.decode(frame, max_frame_bytes=1 << 62)
-        assert isinstance(decoded, wire.Frame)
-        return wire.encode(msgspec.structs.replace(decoded, messages=tuple(messages)))
+    def _hit(self, rule: Rule, m: wire.AnyMessage) -> None:
+        self.world.log("sim").line(
+            "hit", m.room, step=rule.index, do=rule.value["do"], message=wire.EVENT_OF[type(m)]
+        )
 
     # ---------------------------------------------------------------- transfers
 
     def _transfer(self, step: Step, value: Mapping[str, Any]) -> None:
-        self._transfers.append(Rule(step))
+        self._transfers.append(Rule(step.index, value))
         self.world.net.part_rules = self._ruled_pull
 
     def _ruled_pull(
@@ -252,14 +182,10 @@ class Scenario:
     ) -> Callable[[int, Any], tuple[Any, str | None, float | None]] | None:
         assert pull.server is not None
         src, dst = pull.server.owner.node, pull.owner.node
-        receiver = self.world.nodes[dst].manager.receiver
-        room = next(
-            (r.room for r in receiver.rooms.values() if r.manifest is not None and r.manifest.uuid == uuid),
-            -1,
-        )
+        room = next(iter(rooms_pulling(self.world.nodes[dst].manager, uuid)), -1)
         acting = []
         for rule in self._transfers:
-            match = rule.step.value["match"]
+            match = rule.value["match"]
             if (
                 match.get("room", room) == room
                 and match.get("from", src) == src
@@ -268,16 +194,14 @@ class Scenario:
                 and rule.turn()
             ):
                 acting.append(rule)
-                self.world.log("sim").line(
-                    "hit", room, step=rule.step.index, do=rule.step.value["do"], uuid=str(uuid)
-                )
+                self.world.log("sim").line("hit", room, step=rule.index, do=rule.value["do"], uuid=str(uuid))
         if not acting:
             return None
 
         def fate(i: int, array: Any) -> tuple[Any, str | None, float | None]:
             extra = 0.0
             for rule in acting:
-                value = rule.step.value
+                value = rule.value
                 if value["match"].get("part", i) != i:
                     continue
                 do = value["do"]
@@ -309,7 +233,7 @@ class Scenario:
             frame = bytes.fromhex(value["bytes"])
         else:
             assert source is not None
-            frame = forged_frame(source, to, value["message"])
+            frame = forged_frame(source.manager, to.name, value["message"])
         if source is not None and (source.role == "prefill") != (to.role == "prefill"):
             sender = source.channel.address or source.channel.name
         elif to.role == "prefill":
@@ -378,10 +302,14 @@ class Scenario:
 
     def _pages(self, step: Step, value: Mapping[str, Any]) -> bool:
         node = self.world.nodes[value["node"]]
-        return node.alive and hold_pages(node, value["free"])
+        if not node.alive or not node.page_hold.until(value["free"]):
+            return False
+        if value["free"] is None:
+            node.wake_scheduler()
+        return True
 
     def give_back_pages(self) -> None:
         """The pressure of ``pages`` steps is over."""
         for node in self.world.nodes.values():
-            if node.alive:
-                hold_pages(node, None)
+            if node.alive and node.page_hold.until(None):
+                node.wake_scheduler()

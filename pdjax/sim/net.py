@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from pdjax.core.pools import Part
 from pdjax.engine.bootstrap.registry import Registry
 from pdjax.engine.ports import ChannelEvent, FrameIn, Refused
+from pdjax.faults.frames import Copy
 from pdjax.sim.loop import GAP_S, Loop, Name
 
 if TYPE_CHECKING:
@@ -26,15 +27,6 @@ QUEUE_FRAMES = 64  # of a D to a P that is not there, as the real channel has it
 RECONNECT_S = 0.05
 
 REGISTRY = "b0"
-
-
-@dataclass(frozen=True)
-class Copy:
-    """One copy of a frame on its way: beside the others of its link when ``by_s`` or ``alone`` says so."""
-
-    frame: bytes
-    by_s: float = 0.0
-    alone: bool = False
 
 
 class SimNet(Loop):

@@ -17,6 +17,7 @@ from pdjax.core.trace import EventLog
 from pdjax.engine.base import Leg
 from pdjax.engine.bootstrap.registration import registration
 from pdjax.engine.manager import KVManager, Ports
+from pdjax.faults.work import PageHold
 from pdjax.sched.factory import make_scheduler
 from pdjax.sched.request import Output, Request, SamplingParams
 from pdjax.sched.scheduler import SchedulerConfig
@@ -138,6 +139,7 @@ class Node:
             self.manager,
             wake=self.wake_scheduler,
         )
+        self.page_hold = PageHold(self.scheduler.cache)
         self.registry.announce(
             registration(self.args, self.role, epoch, zmq_addr=self.channel.address or ""), listed=listed
         )
@@ -341,7 +343,9 @@ class Node:
             found["notices"] -= sum(
                 len(r.notices) for r in manager.receiver.rooms.values() if r.pulling and not r.live
             )
-        found["pages"] = self.runner.num_pages - 1 - self.scheduler.cache.available_pages() - self.pages_taken
+        found["pages"] = (
+            self.runner.num_pages - 1 - self.scheduler.cache.available_pages() - self.page_hold.taken
+        )
         found["registrations"] = self.transport.unpulled()
         found["requests"] = sum(len(queue) for queue in self.scheduler._queues())
         return {k: v for k, v in found.items() if v}
@@ -349,5 +353,3 @@ class Node:
     @property
     def stopped(self) -> bool:
         return self.net.frozen(self.name) > 0
-
-    pages_taken = page_holds = 0  # by ``pages`` steps

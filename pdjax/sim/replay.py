@@ -14,10 +14,10 @@ from typing import Any
 
 from pdjax.core import conform
 from pdjax.core.settings import PDSettings
+from pdjax.faults.work import INJECTED
 from pdjax.sim.digest import digest_of, first_difference
 from pdjax.sim.faults import Scenario
 from pdjax.sim.loop import Name, choice_of
-from pdjax.sim.pressure import INJECTED
 from pdjax.sim.properties import Monitor, Violation
 from pdjax.sim.router import Record, Router
 from pdjax.sim.trace_file import parse

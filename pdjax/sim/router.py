@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-import xxhash
-
 from pdjax.core.errors import PDError
 from pdjax.core.pools import request_digest
 from pdjax.core.wire import MAX_ROOM
@@ -23,10 +21,9 @@ from pdjax.sim.loop import GAP_S, Event
 from pdjax.sim.node import Client, Node
 from pdjax.sim.runner import expected_tokens
 from pdjax.sim.trace_types import Router as RouterSpec
+from pdjax.sim.verdict import RETRIED, backoff_s, outcome_of, prompt_tokens, verdict
 from pdjax.sim.world import World
 
-BACKOFF_S, BACKOFF_GROWTH, BACKOFF_JITTER = 0.05, 1.5, 0.2
-RETRIED = (0, 429, 500, 502, 503)  # 0: no answer at all
 SIDES = ("prefill", "decode")
 
 
@@ -95,8 +92,7 @@ class Router:
         return self._prompts[value["rid"]]
 
     def _prompt_after(self, value: Mapping[str, Any]) -> list[int]:
-        salt = xxhash.xxh3_64_intdigest(value["rid"].encode(), seed=self.seed & (1 << 64) - 1)
-        own = [(salt + i * 0x9E3779B97F4A7C15 >> 17) % (1 << 20) for i in range(value["prompt"])]
+        own = prompt_tokens(value["rid"], self.seed, value["prompt"])
         if "prefix" in value:
             shared = self._prompts[value["prefix"]["rid"]][: value["prefix"]["tokens"]]
             own[: len(shared)] = shared
@@ -235,31 +231,9 @@ class Router:
         if record.ended is not None:
             return
         p, d = record.legs["prefill"], record.legs["decode"]
-        verdict = (self._rust if self.spec.mode == "rust" else self._mini)(record, p, d)
-        if verdict is not None:
-            self._decided(record, *verdict)
-
-    def _mini(self, record: Record, p: Leg, d: Leg) -> tuple[int, str, bool] | None:
-        for leg in (p, d):
-            if leg.status == 0:
-                return 500, leg.reason, True
-        if d.status is not None and (p.status is not None or (record.stream and p.accepted)):
-            return d.status, d.reason, not record.stream
-        return None
-
-    def _rust(self, record: Record, p: Leg, d: Leg) -> tuple[int, str, bool] | None:
-        if record.stream:
-            if p.status is not None and p.status != 200:
-                return p.status or 502, p.reason, True
-            if d.status == 0:
-                return 502, d.reason, not d.accepted
-            if p.status == 200 and d.status is not None:
-                return d.status, d.reason, False
-            return None
-        if p.status is None or d.status is None:
-            return None
-        leg = p if p.status != 200 else d
-        return leg.status or 502, leg.reason, True
+        decided = verdict(self.spec.mode, record.stream, p, d)
+        if decided is not None:
+            self._decided(record, *decided)
 
     def _timed_out(self, record: Record) -> None:
         if record.ended is None:
@@ -273,9 +247,8 @@ class Router:
                 self._close(record, leg)
         n = len(record.rooms)
         if may_retry and status in RETRIED and n <= self.spec.retries and not record.aborted:
-            rng = self.net.rng
-            delay = BACKOFF_S * BACKOFF_GROWTH ** (n - 1) * (1 + BACKOFF_JITTER * (2 * rng.random() - 1))
             record.legs = {}
+            delay = backoff_s(n, self.net.rng.random())
             self.net.after(delay, lambda: self._retry(record), ("retry", record.rid))
             return
         self._finish(record, status, reason)
@@ -292,13 +265,12 @@ class Router:
         record.ended, record.status = self.world.now * 1000, status
         self.n_open -= 1
         self.last_end_s = self.world.now
-        if status == 200 and reason != "client_abort":
+        record.outcome = outcome_of(status, reason, record.aborted)
+        record.reason = reason if record.outcome != "ok" else ""
+        if record.outcome == "ok":
             self._compare(record)
-            record.outcome, record.reason = ("failed", "wrong_tokens") if record.wrong else ("ok", "")
-        elif record.aborted or reason == "client_abort":
-            record.outcome, record.reason = "aborted", reason
-        else:
-            record.outcome, record.reason = "rejected" if status in (400, 404) else "failed", reason
+            if record.wrong:
+                record.outcome, record.reason = "failed", "wrong_tokens"
         fields = {k: v for k, v in (("reason", record.reason), ("wrong", record.wrong)) if v}
         self.world.log("x0").line(
             "finished", record.rooms[0], rid=record.rid, outcome=record.outcome, status=status, **fields

@@ -70,6 +70,7 @@ def calls(tmp_path) -> list[tuple[list[str], int, str]]:
     (tmp_path / "run.ndjson").write_bytes(b"".join(lines))
     return [
         (["replay", str(PLAIN), "--svg", "a.svg", "--perfetto", "a.json", "--log", "a.ndjson"], 0, "a: ok"),
+        (["replay", str(PLAIN), "--engine", "jax"], 2, "jax is not installed"),
         (["replay", str(PLAIN), "--json"], 0, '"a": {"outcome": "ok"'),
         (["check-log", "a.ndjson"], 0, "0 findings"),
         (["import", "run.ndjson", "-o", "imported.json"], 0, "sim replay imported.json"),

@@ -1,4 +1,7 @@
-"""Frames that nobody sent: what a node would say now, but for what the trace wants said instead."""
+"""Frames that nobody sent: what a process would say now, but for what the trace wants said instead.
+
+Must never change the manager that it looks at.
+"""
 
 from __future__ import annotations
 
@@ -8,44 +11,43 @@ from typing import Any
 
 import msgspec
 
+from pdjax.core import transitions as t
 from pdjax.core import wire
 from pdjax.core.link import Link
 from pdjax.core.pools import Manifest
-from pdjax.sim.node import Node
+from pdjax.engine.manager import KVManager
+
+NOBODY = "127.0.0.1:1"  # a transfer address at which nobody serves
 
 
-def forged_frame(source: Node, to: Node, given: Mapping[str, Any]) -> bytes:
-    """A frame with one message: what source would say to `to` now, but for the fields that are given."""
+def forged_frame(source: KVManager, to: str, given: Mapping[str, Any], secret: bytes = b"") -> bytes:
+    """A frame with one message: what source would say to the instance `to` now, but for the fields that are given."""
     kind = next(k for k, name in wire.EVENT_OF.items() if name == given["type"])
-    room = given.get("room", _newest_room(source))
+    room = given.get("room", next(reversed(source.rooms), 0))
     fields = _defaults(source, room)
     fields |= {k: v for k, v in given.items() if k != "type"}
     if kind is wire.Ready and "uuid" in given:
         fields["manifest"] = msgspec.structs.replace(fields["manifest"], uuid=given["uuid"])
     message: Any = kind(**{name: fields[name] for name in kind.__struct_fields__})
-    manager = source.manager
-    known = manager.peers.links.get(to.name)
-    link = copy.copy(known) if known is not None else Link(to.name, "")
+    known = source.peers.links.get(to)
+    link = copy.copy(known) if known is not None else Link(to, "")
     link.stash = []
-    return wire.encode(link.frame(source.name, source.epoch, source.net.clock(), [message]))
+    frame = link.frame(source.args.instance_id, source.epoch, source.ports.clock(), [message])
+    return wire.encode(frame, secret)
 
 
-def _newest_room(source: Node) -> int:
-    return next(reversed(source.manager.rooms), 0)
-
-
-def _defaults(source: Node, room: int) -> dict[str, Any]:
+def _defaults(source: KVManager, room: int) -> dict[str, Any]:
     """Every field of every message, as source would fill it for that room now."""
-    manager = source.manager
-    fingerprint = source.args.fingerprint.hash
+    args = source.args
+    fingerprint = args.fingerprint.hash
     fields: dict[str, Any] = {
         "room": room, "attempt": 1, "ack_epoch": 0, "fingerprint": fingerprint, "digest": "", "uuid": 0,
         "quiet": True, "reason": "lost", "echo": False, "message": "", "lease_s": source.settings.lease_s,
         "first": wire.FirstToken(0),
     }  # fmt: skip
     offer = None
-    if source.role == "decode":
-        record = manager.receiver.rooms.get(room)
+    if source.role == t.RECEIVER:
+        record = source.receiver.rooms.get(room)
         if record is not None:
             uuid = record.manifest.uuid if record.manifest is not None else 0
             fields |= {
@@ -53,7 +55,7 @@ def _defaults(source: Node, room: int) -> dict[str, Any]:
                 "uuid": uuid, "quiet": not record.pulling, "reason": record.reason or "client_abort",
             }  # fmt: skip
     else:
-        sender = manager.sender.rooms.get(room)
+        sender = source.sender.rooms.get(room)
         if sender is not None:
             fields |= {
                 "attempt": sender.attempt, "uuid": sender.uuid, "digest": sender.digest,
@@ -62,10 +64,10 @@ def _defaults(source: Node, room: int) -> dict[str, Any]:
             offer = sender.offer
     fields["manifest"] = Manifest(
         uuid=fields["uuid"],
-        transfer_address=f"{source.net.ip_of(source.name)}:1",
+        transfer_address=NOBODY,
         n_tokens=offer.n_tokens if offer else 1,
         n_pages=offer.n_pages if offer else 1,
-        page_size=source.spec.page_size,
+        page_size=args.page_size,
         fingerprint=fingerprint,
         digest=fields["digest"],
         parts=offer.parts if offer else (),

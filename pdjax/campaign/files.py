@@ -1,0 +1,88 @@
+"""Many scenario files on real processes: those with the same plan share one fleet, one after the other.
+
+Must never stop at a file that differs, nor leave one out without its reason.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pdjax.campaign.express import cannot, make_models, plan_of
+from pdjax.campaign.fleet import Fleet, FleetPlan
+from pdjax.campaign.reference import Reference
+from pdjax.campaign.replay import SLOWER, Logs, Report, fresh_rooms, replay
+from pdjax.serve.children import ChildError
+from pdjax.sim.trace_file import load, parse
+from pdjax.sim.trace_types import Trace
+
+Say = Callable[[str], None]
+
+
+@dataclass
+class Campaign:
+    """reports: of the files that ran. left_out: name → why real processes cannot run it."""
+
+    reports: list[Report] = field(default_factory=list)
+    left_out: dict[str, list[str]] = field(default_factory=dict)
+    seconds: float = 0.0
+    fleets: int = 0
+
+
+async def run_files(
+    paths: Sequence[Path], directory: Path, say: Say = lambda text: None, slower: float = SLOWER
+) -> Campaign:
+    """Every file that can run, with its report; directory: empty, and with a short path (sockets are in it)."""
+    campaign, began_s = Campaign(), time.monotonic()
+    groups: dict[FleetPlan, list[Trace]] = {}
+    make_models(directory)
+    for path in paths:
+        trace = load(path)
+        reasons = cannot(trace)
+        if reasons:
+            campaign.left_out[trace.name] = reasons
+        else:
+            groups.setdefault(plan_of(trace, slower, directory), []).append(trace)
+    async with Reference() as reference:
+        for number, (plan, traces) in enumerate(groups.items()):
+            say(
+                f"fleet {number + 1} of {len(groups)}: {', '.join(n.name for n in plan.nodes)}, {len(traces)} files"
+            )
+            await _run_group(campaign, plan, traces, reference, directory / str(number), say, slower)
+    campaign.fleets = len(groups)
+    campaign.seconds = time.monotonic() - began_s
+    return campaign
+
+
+async def _run_group(
+    campaign: Campaign, plan: FleetPlan, traces: list[Trace], reference: Reference, directory: Path,
+    say: Say, slower: float,
+) -> None:  # fmt: skip
+    """Files of one plan. After a failure of the fleet itself the rest goes on with a new one."""
+    left = list(traces)
+    lives = 0
+    while left:
+        lives += 1
+        used: set[int] = set()
+        try:
+            async with Fleet(plan, directory / str(lives)) as fleet:
+                logs = Logs(fleet)
+                while left:
+                    trace = parse(fresh_rooms(left[0].raw, used))
+                    report = await replay(trace, fleet, logs, reference, slower)
+                    left.pop(0)
+                    campaign.reports.append(report)
+                    say(_line(report))
+        except (RuntimeError, ChildError, OSError) as error:
+            report = Report(left.pop(0).name, findings=[f"the fleet failed: {type(error).__name__} {error}"])
+            campaign.reports.append(report)
+            say(_line(report))
+
+
+def _line(report: Report) -> str:
+    said = [*report.differs, *report.findings]
+    verdict = "as in the simulator" if report.ok else "; ".join(said[:6])
+    notes = f" ({'; '.join(report.notes)})" if report.notes else ""
+    return f"{report.name}: {verdict}{notes}, {report.seconds:.1f} s"

@@ -1,0 +1,260 @@
+"""The processes of one scenario file: registry, instances with their fault sockets, and their event logs.
+
+Nodes have the names of the file (p0, d0, b0). Each is started, killed, stopped and started again on the same address by
+its process id. Must never leave a process behind, nor touch one that it did not start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from pdjax.campaign.remote import Remote
+from pdjax.serve.children import Child, ChildError, end_all
+from pdjax.serve.router import router_environ
+
+PROGRAM = (sys.executable, "-m", "pdjax.serve.cli")
+START_S = 300.0  # a first start compiles
+POLL_S = 0.02
+REGISTRY = "b0"
+MAX_PEERS = 16  # of a P: bounds the ports that a restart on the same side channel may take
+
+
+@dataclass(frozen=True)
+class NodePlan:
+    """How one instance is started. options: flags of ``pdjax serve`` with their values."""
+
+    name: str
+    options: tuple[str, ...] = ()
+    host: str = "127.0.0.1"
+
+    @property
+    def role(self) -> str:
+        return "prefill" if self.name.startswith("p") else "decode"
+
+
+@dataclass(frozen=True)
+class FleetPlan:
+    """What is started once and used for every file with the same plan. bootstrap: flags of ``pdjax bootstrap``."""
+
+    model: str
+    nodes: tuple[NodePlan, ...]
+    bootstrap: tuple[str, ...] = ()
+
+
+@dataclass
+class Seat:
+    """One process of the fleet. lives: how many there were; started_s: how long the newest took to serve."""
+
+    name: str
+    command: list[str]
+    child: Child | None = None
+    url: str = ""
+    remote: Remote | None = None
+    stopped: bool = False
+    lives: int = 0
+    started_s: float = 0.0
+    output: list[str] = field(default_factory=list)
+
+    @property
+    def alive(self) -> bool:
+        return self.child is not None and self.child.alive
+
+
+class Fleet:
+    """``async with Fleet(plan, directory, heard)``. heard: what the fault sockets of the processes say."""
+
+    def __init__(
+        self, plan: FleetPlan, directory: Path, heard: Callable[[Remote, dict[str, Any]], None] | None = None
+    ) -> None:
+        self.plan = plan
+        self.directory = directory
+        self.logs = directory / "logs"
+        self.seats: dict[str, Seat] = {}
+        self.heard = heard or (lambda remote, said: None)
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+        self.http = httpx.AsyncClient(trust_env=False, timeout=30.0, limits=limits)
+        self._environ = {**router_environ("127.0.0.1", dict(os.environ)), "PYTHONUNBUFFERED": "1"}
+
+    async def __aenter__(self) -> Fleet:
+        self.logs.mkdir(parents=True)
+        self._seat(
+            REGISTRY, [*PROGRAM, "bootstrap", "--host", "127.0.0.1", "--port", "0", *self.plan.bootstrap]
+        )
+        try:
+            await self.start(REGISTRY)
+            for node in self.plan.nodes:
+                self._seat(node.name, self._command(node))
+            await asyncio.gather(*(self.start(node.name) for node in self.plan.nodes))
+            await asyncio.gather(*(self.ready(node.name) for node in self.plan.nodes))
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def _seat(self, name: str, command: list[str]) -> None:
+        self.seats[name] = Seat(name, command)
+
+    def _command(self, node: NodePlan) -> list[str]:
+        port = self.seats[REGISTRY].url.rpartition(":")[2]
+        return [
+            *PROGRAM, "serve", "--model", self.plan.model, "--host", node.host, "--port", "0",
+            "--instance-id", node.name, "--disaggregation-mode", node.role,
+            "--disaggregation-bootstrap-host", "127.0.0.1", "--disaggregation-bootstrap-port", port,
+            "--disaggregation-trace", str(self.logs), "--disaggregation-verify", "all",
+            "--disaggregation-fault-socket", str(self._socket(node.name)), *node.options,
+        ]  # fmt: skip
+
+    def _socket(self, name: str) -> Path:
+        return self.directory / f"{name}.sock"
+
+    @property
+    def bootstrap_port(self) -> int:
+        return int(self.seats[REGISTRY].url.rpartition(":")[2])
+
+    @property
+    def instances(self) -> list[str]:
+        return [node.name for node in self.plan.nodes]
+
+    # ------------------------------------------------------------ lives
+
+    async def start(self, name: str) -> None:
+        """A life of this seat; returns when it serves. Raises ChildError."""
+        seat, began = self.seats[name], time.monotonic()
+        if seat.remote is not None:  # of the life before
+            await seat.remote.close()
+            seat.remote = None
+        seat.child = Child(name, seat.command, self._environ, seat.output.append)
+        seat.lives += 1
+        while seat.child.ready is None:
+            seat.child.check()
+            if time.monotonic() - began > START_S:
+                raise ChildError(f"{name} did not start within {START_S:g} s")
+            await asyncio.sleep(POLL_S)
+        seat.url = seat.child.ready["url"]
+        port = seat.command.index("--port") + 1
+        seat.command[port] = seat.url.rpartition(":")[2]  # every later life has the same address
+        if name != REGISTRY:
+            seat.remote = Remote(name, lambda remote, said: self.heard(remote, said))
+            await seat.remote.open(str(self._socket(name)))
+            if name.startswith("p"):
+                await self._keep_side_channel(seat)
+        seat.started_s = time.monotonic() - began
+
+    async def _keep_side_channel(self, seat: Seat) -> None:
+        """A new life of P listens where the old one did: its peers know that address."""
+        assert seat.remote is not None
+        if "--disaggregation-port-base" not in seat.command:
+            address = await seat.remote.do("address")
+            seat.command += ["--disaggregation-port-base", address.rpartition(":")[2]]
+            seat.command += ["--disaggregation-max-peers", str(MAX_PEERS)]
+
+    async def ready(self, name: str) -> None:
+        """Until the instance has found a peer."""
+        deadline = time.monotonic() + START_S
+        while (await self.http.get(f"{self.seats[name].url}/readiness")).status_code != 200:
+            if time.monotonic() > deadline:
+                raise ChildError(f"{name} found no peer within {START_S:g} s")
+            await asyncio.sleep(POLL_S)
+
+    def kill(self, name: str) -> bool:
+        """SIGKILL. False: it is dead already."""
+        seat = self.seats[name]
+        if not seat.alive:
+            return False
+        assert seat.child is not None
+        seat.child.tell(signal.SIGKILL)
+        seat.child.join(10.0)
+        seat.stopped = False
+        return True
+
+    def stop(self, name: str) -> bool:
+        """SIGSTOP. False: it is dead."""
+        seat = self.seats[name]
+        if not seat.alive:
+            return False
+        assert seat.child is not None
+        seat.child.tell(signal.SIGSTOP)
+        seat.stopped = True
+        return True
+
+    def go_on(self, name: str) -> None:
+        seat = self.seats[name]
+        if seat.stopped and seat.alive:
+            assert seat.child is not None
+            seat.child.tell(signal.SIGCONT)
+        seat.stopped = False
+
+    async def close(self) -> None:
+        for seat in self.seats.values():
+            self.go_on(seat.name)
+            if seat.remote is not None:
+                await seat.remote.close()
+        children = [seat.child for seat in self.seats.values() if seat.child is not None]
+        await asyncio.to_thread(end_all, list(reversed(children)))
+        await self.http.aclose()
+
+    # ------------------------------------------------------------ what they hold
+
+    async def state(self, name: str) -> dict[str, Any]:
+        answer = await self.http.get(f"{self.seats[name].url}/server_info")
+        found: dict[str, Any] = answer.json()["internal_states"][0]
+        return found
+
+    async def held(self, name: str, *, strict: bool = True) -> dict[str, int]:
+        """What is not free on this instance; strict False: without abandoned pulls and the notices that wait for them."""
+        state = await self.state(name)
+        held = dict(state["held"])
+        transport = state["transport"]
+        if not strict and transport.get("graveyard"):
+            held["pulls"] -= transport["graveyard"]
+            held["notices"] = 0
+        elif strict:
+            held["graveyard"] = transport.get("graveyard", 0)
+        held["pulls_live"] = transport.get("pulls_live", 0)
+        held["registered_bytes"] = transport.get("registered_bytes", 0)
+        held["pages"] = state["used_pages"]
+        held["requests"] = state["num_running"] + state["num_waiting"] + state["http"]["live"]
+        return {k: v for k, v in held.items() if v}
+
+    async def held_by_all(self, *, strict: bool = True) -> dict[str, dict[str, int]]:
+        names = [n for n in self.instances if self.seats[n].alive and not self.seats[n].stopped]
+        found = await asyncio.gather(*(self.held(n, strict=strict) for n in names))
+        return {name: held for name, held in zip(names, found, strict=True) if held}
+
+    async def until_free(
+        self, within_s: float, *, strict: bool = True
+    ) -> tuple[float, dict[str, dict[str, int]]]:
+        """(seconds it took, what is left when the time is over: {} when all is free)."""
+        began = time.monotonic()
+        while held := await self.held_by_all(strict=strict):
+            if time.monotonic() - began > within_s:
+                return time.monotonic() - began, held
+            await asyncio.sleep(0.05)
+        return time.monotonic() - began, {}
+
+    def log_files(self) -> list[Path]:
+        return sorted(self.logs.glob("*.ndjson"))
+
+
+def options(flags: Mapping[str, Any]) -> tuple[str, ...]:
+    """Flags of a file as options of a command line."""
+    out: list[str] = []
+    for flag, value in flags.items():
+        if isinstance(value, bool):
+            out += [f"--{flag}"] if value else []
+        else:
+            out += [f"--{flag}", f"{value:g}" if isinstance(value, float) else str(value)]
+    return tuple(out)

@@ -1,0 +1,298 @@
+"""One scenario file on real processes, compared with the simulator's run of the same file.
+
+Must never call a difference a success: what was not as in the simulator is in ``differs`` or ``findings``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from pdjax.campaign.anchors import anchored, tied
+from pdjax.campaign.client import HttpRouter, Record
+from pdjax.campaign.fleet import REGISTRY, Fleet
+from pdjax.campaign.reference import Reference
+from pdjax.campaign.scenario import Scenario
+from pdjax.core import conform
+from pdjax.faults.work import INJECTED
+from pdjax.sim.node import Timing
+from pdjax.sim.replay import Result, run_trace, t_free_s
+from pdjax.sim.trace_file import parse
+from pdjax.sim.trace_types import Trace
+
+SLOWER = 2.0  # real work takes some times what a file's does; its timers are stretched by as much
+SETTLE_S = 120.0  # the most that a fleet may take to be strictly at rest before a file
+ROOM_SHIFT = 1_000_000
+ROOM_LIMIT = 1 << 40  # rooms beyond are there for their bits: no file has them by chance
+EXTRA_S = 1.0  # what a loaded machine adds to a bound
+
+
+@dataclass(frozen=True)
+class Seen:
+    """How a request ended: for its client, without what only a clock knows."""
+
+    outcome: str
+    reason: str
+    status: int
+
+    def __str__(self) -> str:
+        return f"{self.outcome} ({self.reason or self.status})"
+
+
+@dataclass
+class Report:
+    """One file. differs: not as in the simulator. findings: breaches that the logs or the end state show."""
+
+    name: str
+    differs: list[str] = field(default_factory=list)
+    findings: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    outcomes: dict[str, Seen] = field(default_factory=dict)
+    seconds: float = 0.0
+    free_s: float = 0.0
+
+    @property
+    def ok(self) -> bool:
+        return not (self.differs or self.findings)
+
+
+class Logs:
+    """The event logs of one fleet, read piece by piece, so that a file's breaches are told from an older one's."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self._read: dict[str, int] = {}
+        self.lines: list[bytes] = []
+
+    def more(self) -> int:
+        """Read what is new; the number of lines before it."""
+        before = len(self.lines)
+        for path in self._fleet.log_files():
+            with path.open("rb") as file:
+                file.seek(self._read.get(path.name, 0))
+                data = file.read()
+            whole = data[: data.rfind(b"\n") + 1]
+            self._read[path.name] = self._read.get(path.name, 0) + len(whole)
+            self.lines += whole.splitlines()
+        return before
+
+    def breaches(self, after: int) -> list[str]:
+        """Of the lines after that one; at the end nothing may be open on a process that lives."""
+        lines, wrong = conform.read(self.lines)
+        found = [f for f in wrong + conform.broken(lines) if f.line > after]
+        alive = {name for name in self._fleet.instances if self._fleet.seats[name].alive}
+        found += conform.all_closed([line for line in lines if line.life[0] in alive])
+        return [str(f) for f in found if INJECTED not in f.text]
+
+
+async def settle(fleet: Fleet, reference: Reference, trace: Trace) -> None:
+    """Before a file: every process lives and is strictly at rest, no prefix is cached, the right tokens are known."""
+    for name in [REGISTRY, *fleet.instances]:
+        if not fleet.seats[name].alive:
+            await fleet.start(name)
+    await asyncio.gather(*(fleet.seats[n].remote.do("reset") for n in fleet.instances))  # type: ignore[union-attr]
+    _, left = await fleet.until_free(SETTLE_S)
+    if left:
+        raise RuntimeError(f"the processes were not at rest within {SETTLE_S:g} s: {left}")
+    await asyncio.gather(*(fleet.ready(name) for name in fleet.instances))
+    for name in fleet.instances:
+        await fleet.http.post(f"{fleet.seats[name].url}/flush_cache", params={"timeout": 5})
+    for step in trace.steps:
+        if step.action == "request":
+            await reference.of(step.value, trace)
+
+
+async def replay(
+    trace: Trace, fleet: Fleet, logs: Logs, reference: Reference, slower: float = SLOWER
+) -> Report:
+    """Run a file that ``express.cannot`` has nothing against, on a fleet of its plan."""
+    report = Report(trace.name)
+    began_s = time.monotonic()
+    await settle(fleet, reference, trace)
+    logs.more()
+    before = len(logs.lines)
+    simulated = run_trace(trace)
+    scenario = await _run(trace, fleet, reference, slower, simulated, report)
+    router = scenario.router
+    bound = trace.quiescent_within
+    settings = [spec.settings for spec in trace.nodes]
+    bound_s = (bound / 1000 if bound is not None else t_free_s(settings)) * slower + EXTRA_S
+    for name in fleet.instances:
+        if fleet.seats[name].alive:
+            await fleet.seats[name].remote.do("reset")  # type: ignore[union-attr]
+    report.free_s, left = await fleet.until_free(bound_s, strict=False)
+    if left:
+        report.findings.append(f"V2: not free {bound_s:g} s after the last outcome: {left}")
+    logs.more()
+    report.findings += logs.breaches(before)
+    report.findings += [f"dead without a step that killed it: {name}" for name in _dead(fleet, trace)]
+    _compare(trace, scenario, simulated, report)
+    report.outcomes = {rid: Seen(r.outcome, r.reason, r.status) for rid, r in router.records.items()}
+    report.seconds = time.monotonic() - began_s
+    return report
+
+
+async def _run(
+    trace: Trace, fleet: Fleet, reference: Reference, slower: float, simulated: Result, report: Report
+) -> Scenario:
+    scenario: Scenario
+
+    def told(event: str, room: int) -> None:
+        scenario.noted(event, room, "x0")
+
+    router = HttpRouter(fleet, trace.router, slower, told)
+    scenario = Scenario(trace, fleet, router, reference, slower)
+    fleet.heard = scenario.heard
+    limit_s = time.monotonic() + simulated.end_ms * slower / 1000 + 60.0
+    try:
+        await scenario.begin(anchored(trace, simulated.log_lines))
+        while router.n_open or scenario.pending:
+            if time.monotonic() - scenario.stood_s > limit_s:
+                open_ = [rid for rid, r in router.records.items() if r.ended_s is None]
+                report.findings.append(f"V1: no end: {open_ or 'a step'} is open")
+                break
+            await asyncio.sleep(0.01)
+    finally:
+        fleet.heard = lambda remote, said: None
+        await scenario.close()
+        await router.close()
+    report.findings += scenario.errors + router.errors
+    skipped = set(simulated.skipped) | set(simulated.unfired)
+    for step in trace.steps:
+        fired = scenario.fired.get(step.index)
+        if fired is None and step.index not in skipped:
+            report.differs.append(f"step {step.index} ({step.action}) never came")
+        elif fired is not None and fired.by_time:
+            report.notes.append(f"step {step.index} ({step.action}) came by its time, not by its event")
+        elif fired is not None and not fired.worked and step.index not in skipped:
+            report.notes.append(f"step {step.index} ({step.action}) found no target")
+    return scenario
+
+
+def _dead(fleet: Fleet, trace: Trace) -> list[str]:
+    killed = {step.value for step in trace.steps if step.action == "crash"}
+    return [name for name, seat in fleet.seats.items() if not seat.alive and name not in killed]
+
+
+# ---------------------------------------------------------------- the comparison
+
+
+def _compare(trace: Trace, scenario: Scenario, simulated: Result, report: Report) -> None:
+    """With the simulator's run of the file; where that is another one, with its runs at other speeds.
+
+    How fast a process works is no part of the protocol, and which of two things comes first may depend on it.
+    """
+    records, raw = scenario.router.records, _unpinned(trace.raw)
+    if any(fired.late_ms for fired in scenario.fired.values()):
+        raw = as_it_was(raw, scenario)
+        simulated = run_trace(parse(raw))
+        report.notes.append("compared with the simulator's run in which a restart takes as long as here")
+    found = differences(simulated, records)
+    if found:
+        slow = tied(raw, anchored(parse(raw), simulated.log_lines))
+        for speed, timing in SPEEDS.items():
+            if not differences(run_trace(parse(_at_speed(slow, timing))), records):
+                report.notes.append(f"as in the simulator when {speed}")
+                return
+    report.differs += found
+
+
+# Real work against what the simulator's defaults say: a link is HTTP, a prefill of few tokens is one launch.
+SPEEDS: dict[str, Mapping[str, float]] = {
+    "links are slower": {"link": 20},
+    "prefill is faster": {"prefill_per_token": 0.1},
+    "prefill is slower": {"prefill_per_token": 10},
+    "decode is slower": {"decode_step": 10},
+    "links and decode are slower": {"link": 20, "decode_step": 10},
+    "everything is slower": {"link": 10, "prefill_per_token": 10, "decode_step": 10, "pull_per_page": 10},
+}
+
+
+def _at_speed(raw: Mapping[str, Any], factors: Mapping[str, float]) -> dict[str, Any]:
+    world = dict(raw.get("world", {}))
+    base = {**asdict(Timing()), **world.get("timing", {})}
+    world["timing"] = {**base, **{key: base[key] * factor for key, factor in factors.items()}}
+    return {**raw, "world": world}
+
+
+def _unpinned(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """The scenario without the order of the run that it was found in."""
+    return {key: value for key, value in raw.items() if key not in ("choices", "digest")}
+
+
+def as_it_was(raw: Mapping[str, Any], scenario: Scenario) -> dict[str, Any]:
+    """The file with its restarts, and what waited for them, as late as they were."""
+    steps = [dict(step) for step in raw["steps"]]
+    for index, fired in scenario.fired.items():
+        if fired.late_ms:
+            key = "at" if "at" in steps[index] else "after"
+            steps[index][key] = steps[index].get(key, 0) + round(fired.late_ms, 3)
+    return {**raw, "steps": steps}
+
+
+def differences(simulated: Result, records: Mapping[str, Record]) -> list[str]:
+    """Per request: outcome, reason and status. A wrong token is a difference, whatever the simulator says."""
+    found = []
+    for rid, outcome in simulated.outcomes.items():
+        record = records.get(rid)
+        want = Seen(outcome.outcome, outcome.reason, outcome.status)
+        if record is None:
+            found.append(f"{rid}: {want} in the simulator, never posted here")
+            continue
+        got = Seen(record.outcome, record.reason, record.status)
+        if not _alike(want, got):
+            found.append(f"{rid}: {want} in the simulator, {got} here")
+        if record.wrong:
+            found.append(f"{rid}: {record.wrong}")
+    return found
+
+
+def _alike(want: Seen, got: Seen) -> bool:
+    if want.outcome == got.outcome == "aborted":
+        return True  # an abort that meets its own end is told by either of them
+    return want == got
+
+
+# ---------------------------------------------------------------- rooms
+
+
+def fresh_rooms(raw: Mapping[str, Any], used: set[int]) -> dict[str, Any]:
+    """The file with rooms that its processes have not seen: a room of an older file is a tombstone there.
+
+    Every room is moved by the same amount, and only when one of them was used. Rooms are added to ``used``.
+    """
+    rooms = sorted(_rooms(raw))
+    shift = 0
+    while any(room < ROOM_LIMIT and room + shift in used for room in rooms):
+        shift += ROOM_SHIFT
+    used |= {room + shift if room < ROOM_LIMIT else room for room in rooms}
+    if not shift:
+        return dict(raw)
+    moved: dict[str, Any] = _moved(dict(raw), shift)
+    return moved
+
+
+def _rooms(raw: Mapping[str, Any]) -> set[int]:
+    found = set()
+    for step in raw["steps"]:
+        request = step.get("request")
+        if request is not None:
+            found |= {int(request["room"]) + i for i in range(request.get("n", 1))}
+        if "room" in step.get("inject", {}).get("message", {}):
+            found.add(int(step["inject"]["message"]["room"]))
+    return found
+
+
+def _moved(value: Any, shift: int) -> Any:
+    """A copy in which each "room" is moved."""
+    if isinstance(value, dict):
+        return {
+            k: (int(v) + shift if int(v) < ROOM_LIMIT else v) if k == "room" else _moved(v, shift)
+            for k, v in value.items()
+        }
+    if isinstance(value, list):
+        return [_moved(one, shift) for one in value]
+    return value

@@ -1,0 +1,378 @@
+"""The steps of one file at work on real processes: when each fires, and what each action means there.
+
+A step that waits for an event acts while the process in which it happened stands still behind its gate. The scenario's own
+clock stands while a process starts again, because that takes seconds here and nothing in the simulator. Must never hurt a
+process that the fleet did not start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+from pdjax.campaign.anchors import Trigger
+from pdjax.campaign.client import HttpRouter
+from pdjax.campaign.express import senders
+from pdjax.campaign.fleet import REGISTRY, Fleet, Seat
+from pdjax.campaign.reference import Reference
+from pdjax.campaign.remote import Remote, RemoteError
+from pdjax.sim.router import SIDES
+from pdjax.sim.trace_types import EMITTERS, On, Trace
+
+TICK_S = 0.002  # of the scenario's clock
+LOOK_S = 0.05  # how often it is looked whether a step is still waited for
+GRACE_MS = 4000.0  # a step whose event has not come so long after its own time fires all the same
+
+
+@dataclass
+class _Wait:
+    trigger: Trigger
+    left: int
+
+
+@dataclass
+class Fired:
+    """What became of one step. late_ms: how long the scenario's clock stood before it, in the file's milliseconds."""
+
+    worked: bool
+    late_ms: float = 0.0
+    by_time: bool = False
+
+
+@dataclass
+class Scenario:
+    """fired: index of the step → what became of it. pending: steps whose time or event has come or will."""
+
+    trace: Trace
+    fleet: Fleet
+    router: HttpRouter
+    reference: Reference
+    slower: float
+    fired: dict[int, Fired] = field(default_factory=dict)
+    errors: list[str] = field(default_factory=list)
+    acted: dict[int, int] = field(default_factory=dict)  # rule → how often
+    pending: int = 0
+    _waiting: list[_Wait] = field(default_factory=list)
+    _triggers: list[Trigger] = field(default_factory=list)
+    _watches: list[list[Any]] = field(default_factory=list)
+    _began_s: float = 0.0
+    _stood_s: float = 0.0  # of the scenario's clock
+    _standing: int = 0
+    _standing_since_s: float = 0.0
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    _order: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _rules: dict[str, list[tuple[int, Mapping[str, Any]]]] = field(
+        default_factory=lambda: {"message": [], "transfer": []}
+    )
+
+    # ------------------------------------------------------------ the scenario's clock
+
+    @property
+    def stood_s(self) -> float:
+        now = time.monotonic() - self._standing_since_s if self._standing else 0.0
+        return self._stood_s + now
+
+    def now_ms(self) -> float:
+        """The file's time: milliseconds since the first step, without those in which a process started again."""
+        return (time.monotonic() - self._began_s - self.stood_s) * 1000 / self.slower
+
+    def _stand(self) -> None:
+        if not self._standing:
+            self._standing_since_s = time.monotonic()
+        self._standing += 1
+
+    def _move_on(self) -> None:
+        self._standing -= 1
+        if not self._standing:
+            self._stood_s += time.monotonic() - self._standing_since_s
+
+    async def _until(self, at_ms: float) -> None:
+        while (rest_ms := at_ms - self.now_ms()) > 0:
+            await asyncio.sleep(TICK_S if self._standing else rest_ms * self.slower / 1000)
+
+    def _soon(self, work: Any) -> None:
+        """Like _spawn, for what the run has to wait for."""
+        self.pending += 1
+
+        async def counted() -> None:
+            try:
+                await work
+            finally:
+                self.pending -= 1
+
+        self._spawn(counted())
+
+    def _spawn(self, work: Any) -> None:
+        task: asyncio.Task[None] = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            self.errors.append(f"the harness failed: {task.exception()!r}")
+
+    # ------------------------------------------------------------ triggers
+
+    async def begin(self, triggers: list[Trigger]) -> None:
+        """Rules and watches into every process, then the steps of time 0, in the order of the file."""
+        self._triggers = triggers
+        events = {(t.on.event, t.on.room, t.on.message, t.on.node) for t in triggers if t.on is not None}
+        self._watches = [list(event) for event in sorted(events, key=str)]
+        at_once = [t for t in triggers if t.on is None and not t.at_ms]
+        for trigger in at_once:
+            if trigger.step.action in self._rules:
+                self._rules[trigger.step.action].append((trigger.step.index, trigger.step.value))
+        await asyncio.gather(*(self.prepare(self.fleet.seats[name]) for name in self.fleet.instances))
+        self._waiting = [_Wait(t, t.nth) for t in triggers if t.on is not None]
+        self._began_s = time.monotonic()
+        for trigger in at_once:
+            await self._perform(trigger, 0.0)
+        for trigger in triggers:
+            if trigger.on is None and trigger.at_ms:
+                self._soon(self._at(trigger, trigger.at_ms))
+            elif trigger.by_ms is not None:
+                self._soon(self._at_the_latest(trigger, trigger.by_ms + GRACE_MS))
+
+    async def _at(self, trigger: Trigger, at_ms: float) -> None:
+        stood_s = self.stood_s
+        await self._until(at_ms)
+        await self._perform(trigger, (self.stood_s - stood_s) * 1000 / self.slower)
+
+    async def _at_the_latest(self, trigger: Trigger, at_ms: float) -> None:
+        while self.now_ms() < at_ms:
+            if not any(wait.trigger is trigger for wait in self._waiting):
+                return
+            await asyncio.sleep(LOOK_S)
+        for wait in [wait for wait in self._waiting if wait.trigger is trigger]:
+            self._waiting.remove(wait)
+            await self._perform(trigger, 0.0)
+            self.fired[trigger.step.index].by_time = True
+
+    def told(self, event: str, room: int | None, node: str, message: str = "") -> list[Trigger]:
+        """An event has come: the steps that act now. Those with a delay are on their way."""
+        due = []
+        for wait in list(self._waiting):
+            if not _matches(wait.trigger.on, event, room, node, message):
+                continue
+            wait.left -= 1
+            if wait.left == 0:
+                self._waiting.remove(wait)
+                if wait.trigger.after_ms:
+                    self._soon(self._at(wait.trigger, self.now_ms() + wait.trigger.after_ms))
+                else:
+                    due.append(wait.trigger)
+        return due
+
+    def heard(self, remote: Remote, said: Mapping[str, Any]) -> None:
+        """What a fault socket says by itself."""
+        if "acted" in said:
+            self.acted[said["acted"]] = self.acted.get(said["acted"], 0) + 1
+        elif "hit" in said:
+            line = said["line"]
+            room = int(line["room"]) if "room" in line else None
+            due = self.told(line["event"], room, line["node"], line.get("message", ""))
+            if due:
+                self._soon(self._act_and_go(remote, said["hit"], due))
+            else:
+                remote.tell("go", hit=said["hit"])
+
+    async def _act_and_go(self, remote: Remote, hit: int, due: list[Trigger]) -> None:
+        try:
+            for trigger in due:
+                await self._perform(trigger, 0.0)
+        finally:
+            remote.tell("go", hit=hit)
+
+    def noted(self, event: str, room: int | None, node: str) -> None:
+        """An event that the harness itself has made or seen."""
+        for trigger in self.told(event, room, node):
+            self._soon(self._at(trigger, 0.0))
+
+    async def _perform(self, trigger: Trigger, late_ms: float) -> None:
+        """One step after the other, in the order in which they came; a restart takes its time outside of the order."""
+        step = trigger.step
+        stood_s = self.stood_s
+        act = getattr(self, f"_{step.action}")
+        try:
+            async with self._order:
+                worked = True if step.action == "restart" else await act(step.index, step.value)
+            if step.action == "restart":
+                worked = await act(step.index, step.value)
+        except (RemoteError, httpx.HTTPError) as error:
+            self.errors.append(f"step {step.index} ({step.action}): {type(error).__name__} {error}")
+            worked = False
+        if step.action == "restart":
+            late_ms += (self.stood_s - stood_s) * 1000 / self.slower
+        self.fired[step.index] = Fired(worked is not False, late_ms)
+
+    async def prepare(self, seat: Seat) -> None:
+        """Tell a life of a process what is waited for and which rules hold; a rule that is used up is none."""
+        remote = seat.remote
+        assert remote is not None
+        await remote.do("reset")
+        watches = [
+            [event, room, message]
+            for event, room, message, node in self._watches
+            if node in ("", seat.name) and seat.name[0] in EMITTERS[event]
+        ]
+        await remote.do("watch", events=watches)
+        timing = self.trace.timing
+        await remote.do(
+            "pace",
+            prefill_per_token_s=timing.prefill_per_token * self.slower / 1000,
+            decode_step_s=timing.decode_step * self.slower / 1000,
+        )
+        messages = [r for r in self._rules["message"] if seat.name in senders(self.trace, r[1]["match"])]
+        transfers = [r for r in self._rules["transfer"] if r[1]["match"].get("from", seat.name) == seat.name]
+        await self._send_rules(remote, messages, transfers)
+
+    async def _send_rules(self, remote: Remote, messages: list[Any], transfers: list[Any]) -> None:
+        def fresh(rules: list[Any]) -> list[Any]:
+            return [
+                r
+                for r in rules
+                if r[1].get("times", 1) is None or self.acted.get(r[0], 0) < r[1].get("times", 1)
+            ]
+
+        messages, transfers = fresh(messages), fresh(transfers)
+        if messages or transfers:
+            await remote.do("rules", messages=messages, transfers=transfers, ms_s=self.slower / 1000)
+
+    async def close(self) -> None:
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    @property
+    def unfired(self) -> list[int]:
+        return [step.index for step in self.trace.steps if step.index not in self.fired]
+
+    # ------------------------------------------------------------ actions
+
+    def _remote(self, name: str) -> Remote | None:
+        """None: the process is dead."""
+        seat = self.fleet.seats[name]
+        return seat.remote if seat.alive else None
+
+    async def _request(self, index: int, value: Mapping[str, Any]) -> None:
+        prompt, sampling, right = await self.reference.of(value, self.trace)
+        self.router.request(value, prompt, sampling, right)
+
+    async def _abort(self, index: int, value: Mapping[str, Any]) -> bool:
+        return await self.router.abort(value["rid"], tuple(value.get("to", SIDES)))
+
+    async def _disconnect(self, index: int, value: Mapping[str, Any]) -> bool:
+        return self.router.disconnect(value["rid"], tuple(value.get("to", SIDES)))
+
+    async def _message(self, index: int, value: Mapping[str, Any]) -> None:
+        await self._rule("message", index, value, senders(self.trace, value["match"]))
+
+    async def _transfer(self, index: int, value: Mapping[str, Any]) -> None:
+        names = [name for name in self.fleet.instances if name[0] == "p"]
+        await self._rule("transfer", index, value, [n for n in names if value["match"].get("from", n) == n])
+
+    async def _rule(self, kind: str, index: int, value: Mapping[str, Any], names: list[str]) -> None:
+        rule = (index, value)
+        if rule in self._rules[kind]:
+            return  # of time 0: it was there before the first request
+        self._rules[kind].append(rule)
+        for name in names:
+            remote = self._remote(name)
+            if remote is not None:
+                rules = {"message": [], "transfer": [], kind: [rule]}
+                await self._send_rules(remote, rules["message"], rules["transfer"])
+
+    async def _inject(self, index: int, value: Mapping[str, Any]) -> bool:
+        if value["to"] == REGISTRY:
+            return await self._inject_registry(bytes.fromhex(value["bytes"]))
+        to = self._remote(value["to"])
+        if to is None:
+            return False
+        source = self._remote(value["from"]) if "from" in value else None
+        if "bytes" in value:
+            frame = value["bytes"]
+        elif source is None:
+            return False
+        else:
+            frame = await source.do("forge", to=value["to"], message=value["message"])
+        if source is not None and value["from"][0] != value["to"][0]:
+            sender = await source.do("address")
+        elif value["to"][0] == "p":
+            sender = "stranger:1"
+        else:
+            first = next(name for name in self.fleet.instances if name[0] == "p")
+            remote = self._remote(first)
+            sender = await remote.do("address") if remote is not None else "127.0.0.1:1"
+        await to.do("inject", sender=sender, frame=frame)
+        return True
+
+    async def _inject_registry(self, data: bytes) -> bool:
+        url = self.fleet.seats[REGISTRY].url
+        await self.fleet.http.put(f"{url}/route", content=data, headers={"content-type": "application/json"})
+        return True
+
+    async def _error(self, index: int, value: Mapping[str, Any]) -> bool:
+        remote = self._remote(value["node"])
+        if remote is None:
+            return False
+        await remote.do("error", where=value["in"], room=value.get("room"))
+        return True
+
+    async def _pages(self, index: int, value: Mapping[str, Any]) -> bool:
+        remote = self._remote(value["node"])
+        return bool(remote is not None and await remote.do("pages", free=value["free"]))
+
+    async def _crash(self, index: int, name: str) -> bool:
+        killed = await asyncio.to_thread(self.fleet.kill, name)
+        if killed:
+            self.noted("crashed", None, name)
+        return killed
+
+    async def _restart(self, index: int, name: str) -> bool:
+        seat = self.fleet.seats[name]
+        if seat.alive:
+            return False
+        self._stand()
+        try:
+            await self.fleet.start(name)
+            if name != REGISTRY:
+                await self.prepare(seat)
+        finally:
+            self._move_on()
+        self.noted("restarted", None, name)
+        return True
+
+    async def _stop(self, index: int, value: Mapping[str, Any]) -> bool:
+        name = value["node"]
+        if not self.fleet.stop(name):
+            return False
+        self._soon(self._go_on(name, self.now_ms() + value["for"]))
+        return True
+
+    async def _go_on(self, name: str, at_ms: float) -> None:
+        try:
+            await self._until(at_ms)
+        finally:
+            self.fleet.go_on(name)
+
+    async def _partition(self, index: int, value: Mapping[str, Any]) -> None:
+        for name, peer in (value["between"], value["between"][::-1]):
+            remote = self._remote(name)
+            if remote is not None:
+                await remote.do("cut", peer=peer, for_s=value["for"] * self.slower / 1000)
+
+
+def _matches(on: On | None, event: str, room: int | None, node: str, message: str) -> bool:
+    return (
+        on is not None
+        and on.event == event
+        and (on.room is None or on.room == room)
+        and (not on.node or on.node == node)
+        and (not on.message or on.message == message)
+    )
