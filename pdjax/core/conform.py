@@ -9,126 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
-
-import msgspec
 
 from pdjax.core import transitions as t
+from pdjax.core.log_lines import Finding, Life, Line, Log, read
 from pdjax.core.trace import CACHE_TOKEN
 
 NUMBERS = {name: value for value, name in t.STATE_NAMES.items()}
-Life = tuple[str, str]  # (node, epoch)
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One breach. rule: a property of protocol §10, or "log" for a file that is no log."""
-
-    rule: str
-    text: str
-    line: int = 0  # 1-based, in the order given; 0: about the whole
-
-    def __str__(self) -> str:
-        return f"{self.rule}{f' line {self.line}' if self.line else ''}: {self.text}"
-
-
-class Line:
-    """A decoded line with its place. role: "" for a line that is no decision of the table."""
-
-    __slots__ = ("event", "get", "life", "number", "raw", "role", "room")
-
-    def __init__(self, number: int, raw: dict[str, Any]) -> None:
-        self.number, self.raw = number, raw
-        self.life: Life = (str(raw["node"]), str(raw["epoch"]))
-        self.room = int(raw["room"]) if "room" in raw else None
-        self.event = str(raw["event"])
-        self.role = str(raw.get("role", ""))
-        self.get: Callable[[str], Any] = raw.get
-
-
-class Log:
-    """The lines of some processes, sorted once for all rules."""
-
-    def __init__(self, lines: list[Line]) -> None:
-        self.lines = lines
-        self._named: dict[str, list[Line]] = {}
-        self.sender: list[Line] = []  # decisions
-        self.receiver: list[Line] = []
-        by_role = {t.SENDER: self.sender, t.RECEIVER: self.receiver}
-        for line in lines:
-            if line.role in by_role:
-                by_role[line.role].append(line)
-            if line.event in _RULED:
-                self._named.setdefault(line.event, []).append(line)
-
-    def of(self, *events: str) -> list[Line]:
-        """Lines of these events, in the order of the log."""
-        found = [line for event in events for line in self._named.get(event, ())]
-        return sorted(found, key=_number) if len(events) > 1 else found
-
-
-def read(data: Iterable[bytes]) -> tuple[list[Line], list[Finding]]:
-    """NDJSON lines → Lines; whatever is not a line of an event log is a finding."""
-    lines: list[Line] = []
-    wrong: list[Finding] = []
-    for number, text in enumerate(data, 1):
-        if not text.strip():
-            continue
-        try:
-            raw = msgspec.json.decode(text)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            wrong.append(Finding("log", f"not JSON: {error}", number))
-            continue
-        except RecursionError:
-            wrong.append(Finding("log", "not a line of an event log: nested too deep", number))
-            continue
-        if not _is_line(raw):
-            said = "a line has n, t, node, epoch and event; t is a number, rooms are exact integers"
-            wrong.append(Finding("log", said, number))
-            continue
-        lines.append(Line(number, raw))
-    return lines, wrong
-
-
-def _is_whole(text: str) -> bool:
-    """A number below 2^64 has at most 20 digits, and int() refuses thousands of them."""
-    return text.isdecimal() and len(text) <= 20
-
-
-def _is_line(raw: Any) -> bool:
-    if not isinstance(raw, dict) or not {"n", "t", "node", "epoch", "event"} <= raw.keys():
-        return False
-    room, token, pages = raw.get("room", 0), raw.get("token", 0), raw.get("pages", [])
-    return (
-        type(raw["n"]) is int
-        and type(raw["t"]) in (int, float)
-        and _is_whole(str(raw["epoch"]))
-        and (type(room) is int or (isinstance(room, str) and _is_whole(room)))
-        and isinstance(pages, list)
-        and (not pages or ("token" in raw and _is_whole(str(token))))
-        and all(type(page) is int for page in pages)
-    )
-
-
-# Events that a rule asks for by name.
-_RULED = frozenset(
-    [
-        "pages_taken",
-        "pages_shared",
-        "pages_freed",
-        "registered",
-        "pull_started",
-        "scattered",
-        "first_token",
-        "done",
-        "illegal",
-        "effect_failed",
-    ]
-)
-
-
-def _number(line: Line) -> int:
-    return line.number
 
 
 def check(data: Iterable[bytes], *, complete: bool = False) -> list[Finding]:
@@ -214,6 +100,34 @@ def pages_have_one_owner(log: Log) -> list[Finding]:
                 wrong = "freed by one that does not own it"
             if wrong:
                 found.append(Finding("S1", f"page {page} of {line.life[0]} is {wrong}", line.number))
+    return found
+
+
+def slots_have_one_owner(log: Log) -> list[Finding]:
+    """S1, S3: a host slot is taken when no room has it, filled by what that room offers, and given back by it once.
+
+    One that a D may still be reading (quiet false) is never taken again.
+    """
+    holders: dict[tuple[Life, int], int | None] = {}
+    lost: set[tuple[Life, int]] = set()
+    found = []
+    for line in log.of("slot_taken", "slot_freed"):
+        slot = (line.life, int(line.get("slot")))
+        holder, wrong = holders.get(slot), ""
+        if line.event == "slot_taken":
+            holders[slot] = line.room
+            if slot in lost:
+                wrong = f"taken by room {line.room} although a pull may still read it"
+            elif holder is not None:
+                wrong = f"taken by room {line.room} while room {holder} holds it"
+        else:
+            holders[slot] = None
+            if holder != line.room:
+                wrong = f"given back by room {line.room}, which does not hold it"
+            if not line.get("quiet"):
+                lost.add(slot)
+        if wrong:
+            found.append(Finding("S1", f"slot {slot[1]} of {line.life[0]} is {wrong}", line.number))
     return found
 
 
@@ -342,6 +256,7 @@ RULES: list[Callable[[Log], list[Finding]]] = [
     numbered,
     follows_table,
     pages_have_one_owner,
+    slots_have_one_owner,
     decode_after_commit,
     released_once,
     uuids_are_unique,
@@ -363,10 +278,11 @@ def broken(lines: list[Line]) -> list[Finding]:
 class _Open:
     rooms: dict[tuple[Life, str, int], str] = field(default_factory=dict)
     pages: set[tuple[Life, int, int]] = field(default_factory=set)
+    slots: set[tuple[Life, int]] = field(default_factory=set)
 
 
 def all_closed(lines: list[Line]) -> list[Finding]:
-    """S3, V1, V2: at the end no room is live and no page is taken, except by a prefix cache.
+    """S3, V1, V2: at the end no room is live, no page is taken, except by a prefix cache, and no host slot is.
 
     Lives that were killed are not held to it.
     """
@@ -386,6 +302,10 @@ def all_closed(lines: list[Line]) -> list[Finding]:
             token = int(line.get("token"))
             held = {(line.life, int(page), token) for page in pages if token != CACHE_TOKEN}
             state.pages = state.pages - held if line.event == "pages_freed" else state.pages | held
+        if line.event == "slot_taken":
+            state.slots.add((line.life, int(line.get("slot"))))
+        elif line.event == "slot_freed":
+            state.slots.discard((line.life, int(line.get("slot"))))
     live = {t.STATE_NAMES[s] for s in t.LIVE}
     found = [
         Finding("V1", f"{role} room {room} of {life[0]} is still {s}")
@@ -395,4 +315,5 @@ def all_closed(lines: list[Line]) -> list[Finding]:
     found += [
         Finding("S3", f"page {page} of {life[0]} is still taken") for life, page, _ in sorted(state.pages)
     ]
+    found += [Finding("S3", f"slot {slot} of {life[0]} is still taken") for life, slot in sorted(state.slots)]
     return found

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from pdjax.core import conform
+from pdjax.core import conform, log_lines
 from pdjax.core import transitions as t
 from pdjax.sim.runfaults import RunFaults
 from pdjax.sim.runlog import Life, Line, NoRun
@@ -31,8 +31,8 @@ class Half:
 
 def import_logs(data: Sequence[bytes], *, source: str = "") -> tuple[dict[str, Any], list[str]]:
     """(trace, remarks). Raises NoRun for files that are no whole event logs."""
-    lines, wrong = conform.read(data)
-    wrong += conform.numbered(conform.Log(lines))
+    lines, wrong = log_lines.read(data)
+    wrong += conform.numbered(log_lines.Log(lines))
     if wrong:
         raise NoRun(f"not a whole event log: {wrong[0]}")
     if not lines:

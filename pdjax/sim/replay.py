@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from pdjax.core import conform
+from pdjax.core import conform, log_lines
 from pdjax.core.settings import PDSettings
 from pdjax.faults.work import INJECTED
 from pdjax.sim.digest import digest_of, first_difference
@@ -200,7 +200,7 @@ class Run:
         """The log against the table, once more and by other code than the properties."""
         if self.records is None:
             return []
-        lines = [conform.Line(i, raw) for i, raw in enumerate(self.records, 1)]
+        lines = [log_lines.Line(i, raw) for i, raw in enumerate(self.records, 1)]
         return [
             Violation(
                 f.rule,

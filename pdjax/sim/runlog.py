@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from pdjax.core import conform
+from pdjax.core import log_lines
 from pdjax.core import transitions as t
 
-Line = conform.Line
+Line = log_lines.Line
 
 
 class NoRun(ValueError):
@@ -61,7 +61,7 @@ class RunLogs:
     """
 
     def __init__(self, lines: list[Line]) -> None:
-        self.lives: dict[conform.Life, Life] = {}
+        self.lives: dict[log_lines.Life, Life] = {}
         for line in lines:
             key = line.life
             self.lives.setdefault(key, Life(*key)).lines.append(line)

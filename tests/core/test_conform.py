@@ -6,6 +6,7 @@ import random
 import pytest
 
 from pdjax.core import conform
+from pdjax.core.settings import PDSettings
 from pdjax.sim.world import World
 
 
@@ -158,3 +159,63 @@ def test_pages_of_a_prefix_cache_are_shared_while_somebody_holds_them():
 )
 def test_what_is_no_log_is_said_so(text):
     assert [f.rule for f in conform.check([text])] == ["log"]
+
+
+# ---------------------------------------------------------------- host slots
+
+
+@pytest.fixture(scope="module")
+def staged_log():
+    world = World(settings=PDSettings(host_staging=True))
+    done = [client for room in range(3) for client in world.request(room, list(range(1, 10)), 4)]
+    assert world.run(lambda: all(c.end is not None for c in done), 60)
+    world.run(limit_s=100)
+    return list(world.lines)
+
+
+def test_a_run_with_host_staging_passes(staged_log):
+    events = [json.loads(x)["event"] for x in staged_log]
+    assert events.count("slot_taken") == events.count("slot_freed") == 3
+    assert conform.check(staged_log, complete=True) == []
+
+
+@pytest.mark.parametrize(
+    ("event", "changes", "says"),
+    [
+        ("slot_freed", {"room": 99}, "given back by room 99, which does not hold it"),
+        ("slot_freed", {"slot": 99}, "given back by room"),
+        ("slot_freed", {"quiet": False}, "although a pull may still read it"),
+        ("slot_freed", {"event": "note"}, "holds it"),
+        ("slot_taken", {"event": "note"}, "which does not hold it"),
+    ],
+)
+def test_a_slot_that_two_rooms_use_is_seen(staged_log, event, changes, says):
+    """One slot for all: each room takes it after the one before has given it back."""
+    one = [x if b'"slot"' not in x else json.dumps({**json.loads(x), "slot": 1}).encode() for x in staged_log]
+    lines = in_turn(one)
+    assert conform.check(lines, complete=True) == []
+    found = [str(f) for f in conform.check(edit(lines, event, changes)) if f.rule == "S1"]
+    assert found and says in found[0], found
+
+
+def in_turn(log):
+    """The slot lines of a log as if its rooms had come one after the other: the rest of the log stays as it is."""
+    slots = [json.loads(x) for x in log if b'"slot"' in x]
+    places = [i for i, x in enumerate(log) if b'"slot"' in x]
+    by_room = sorted(slots, key=lambda raw: (raw["room"], raw["event"] == "slot_freed"))
+    out = list(log)
+    for place, raw in zip(places, by_room, strict=True):
+        n = json.loads(log[place])["n"]
+        out[place] = json.dumps({**raw, "n": n}).encode()
+    return out
+
+
+def test_a_slot_that_stays_with_its_room_is_seen_at_the_end(staged_log):
+    last = [i for i, x in enumerate(staged_log) if json.loads(x)["event"] == "slot_freed"][-1]
+    kept = list(renumber(staged_log[:last] + staged_log[last + 1 :]))
+    assert [str(f) for f in conform.check(kept, complete=True)] == ["S3: slot 3 of p0 is still taken"]
+
+
+def test_a_slot_line_without_a_slot_is_no_line(staged_log):
+    found = conform.check(edit(staged_log, "slot_taken", {"slot": "x"}))
+    assert "log" in {f.rule for f in found}

@@ -12,7 +12,7 @@ import time
 import pytest
 from typer.testing import CliRunner
 
-from pdjax.core import conform
+from pdjax.core import log_lines
 from pdjax.sim import campaigns, fuzz, limits, replay
 from pdjax.sim.cli import app
 from pdjax.sim.command import write
@@ -138,9 +138,9 @@ def test_explain_takes_any_text(name):
 
 def test_a_line_of_a_log_that_is_none(tmp_path):
     good = {"n": 1, "t": 0, "node": "p0", "epoch": "1", "event": "x"}
-    assert conform.read([json.dumps(good).encode()])[1] == []
+    assert log_lines.read([json.dumps(good).encode()])[1] == []
     for bad in ({"t": "x"}, {"epoch": "9" * 5000}, {"room": "9" * 5000}, {"pages": [1], "token": "9" * 5000}):
-        assert [f.rule for f in conform.read([json.dumps({**good, **bad}).encode()])[1]] == ["log"]
+        assert [f.rule for f in log_lines.read([json.dumps({**good, **bad}).encode()])[1]] == ["log"]
     path = tmp_path / "deep.ndjson"
     path.write_text("[" * 100_000)
     assert sim("check-log", path).exit_code == 2
