@@ -19,6 +19,7 @@ def setting(default: Any, flag: str, doc: str, variable: str = "") -> Any:
     return field(default=default, metadata={"flag": flag, "doc": doc, "variable": variable})
 
 
+MAX_TIMER_S = 1e6  # of any timer: poll() counts milliseconds in 31 bits, and no thread can wait for infinity
 MAY_BE_ZERO = ("tombstone_s", "unpulled_budget_bytes", "gated", "host_staging")
 
 
@@ -137,6 +138,11 @@ class PDSettings:
             f"{f.metadata['flag']} = {getattr(self, f.name)!r} must be a positive number"
             for f in dataclasses.fields(self)
             if f.name not in MAY_BE_ZERO and not getattr(self, f.name) > 0
+        ]
+        broken += [
+            f"{f.metadata['flag']} = {getattr(self, f.name)!r} must be at most {MAX_TIMER_S:g} seconds"
+            for f in dataclasses.fields(self)
+            if isinstance(f.default, float) and getattr(self, f.name) > MAX_TIMER_S
         ]
         return broken + [
             f"{f.metadata['flag']} = {getattr(self, f.name)!r} must not be negative"

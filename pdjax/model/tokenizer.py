@@ -25,6 +25,9 @@ from pdjax.model.gguf_tokenizer import eos_ids, make_tokenizer, tokenizer_settin
 from pdjax.model.grammar import JsonGrammar, JsonGrammars
 
 REPLACEMENT = "�"  # what a decoder writes for bytes that are no character (yet)
+# Tokens of context that a detokenizer keeps: a character has at most four bytes, and as many tokens.
+MIN_CONTEXT, MAX_CONTEXT = 2, 8
+LONG_WINDOW = 16  # tokens that end in half a character: more are no text, but broken bytes
 
 
 @dataclass(frozen=True)
@@ -116,15 +119,26 @@ class Detokenizer:
         """The characters that these tokens complete. A last character that may be half is held back."""
         self._window += ids
         text = self._decode(self._window)
-        if text.endswith(REPLACEMENT):
-            # Only the last one can be an unfinished character: a decoder writes one mark for each broken sequence.
-            return self._emit(text, len(text) - 1)
-        piece = self._emit(text, len(text))
-        # All is out: keep the last tokens as context, since some decoders drop a leading space at the start of a text.
-        context = self._window[-2:]
-        if not self._decode(context).startswith(REPLACEMENT):
-            self._window, self._emitted = context, len(self._decode(context))
+        # Only the last one can be an unfinished character: a decoder writes one mark for each broken sequence.
+        held = int(text.endswith(REPLACEMENT))
+        piece = self._emit(text, len(text) - held)
+        if not held or len(self._window) > LONG_WINDOW:
+            self._shorten(text, held)
         return piece
+
+    def _shorten(self, text: str, held: int) -> None:
+        """Keep the last tokens as context, since some decoders drop a leading space at the start of a text.
+
+        They must not begin within a character, and in some languages each one has several tokens: a window that only
+        grows would make every token cost as much as the whole text.
+        """
+        for n in range(MIN_CONTEXT, min(MAX_CONTEXT, len(self._window)) + 1):
+            context = self._window[-n:]
+            kept = self._decode(context)
+            # Broken bytes of their own, if both parts say as much as the whole does.
+            if not kept.startswith(REPLACEMENT) or self._decode(self._window[:-n]) + kept == text:
+                self._window, self._emitted = context, len(kept) - held
+                return
 
     def finish(self) -> str:
         """What was held back, at the end of the sequence."""

@@ -95,6 +95,8 @@ class EventStream(Response):
             async with aclosing(self._frames) as frames:
                 async for frame in frames:
                     await send({"type": "http.response.body", "body": frame, "more_body": True})
+                    # Neither a queue that holds more nor a socket that takes it waits: let others have their turn.
+                    await asyncio.sleep(0)
         except (Disconnected, OSError):
             return
         await send({"type": "http.response.body", "body": b"", "more_body": False})

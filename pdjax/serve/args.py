@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pdjax.core.errors import ConfigError
-from pdjax.core.settings import PDSettings
+from pdjax.core.settings import MAX_TIMER_S, PDSettings
 from pdjax.engine.bootstrap.registry import DEFAULT_PORT
 from pdjax.engine.kernels.checksum import VERIFY_MODES
 from pdjax.serve.log import FORMATS, LEVELS
@@ -25,6 +25,14 @@ def arg(flag: str, doc: str, default: Any = MISSING, choices: tuple[str, ...] = 
     """A field with its flag and the sentence that --help prints."""
     metadata = {"flag": flag, "doc": doc, "choices": choices}
     return field(metadata=metadata) if default is MISSING else field(default=default, metadata=metadata)
+
+
+def check_seconds(flag: str, seconds: float) -> None:
+    """Raises ConfigError for a time that no timer can run for."""
+    if not 0 < seconds <= MAX_TIMER_S:
+        raise ConfigError(
+            f"--{flag} {seconds:g}: must be a number of seconds above 0, at most {MAX_TIMER_S:g}"
+        )
 
 
 def _secret(flag: str, path: str) -> bytes:
@@ -209,13 +217,14 @@ class ServeArgs:
             raise ConfigError(
                 f"--router-url with --host {self.host or repr('')}: a router cannot reach it; give this machine's own address"
             )
-        if not self.router_check_interval_s > 0:
-            raise ConfigError(f"--router-check-interval {self.router_check_interval_s:g}: must be positive")
-        for flag, limit_s in (("health", self.health_timeout_s), ("watchdog", self.watchdog_timeout_s)):
-            if not 0 < limit_s < float("inf"):
-                raise ConfigError(f"--{flag}-timeout {limit_s:g}: must be positive and finite")
-        if not 0 <= self.drain_timeout_s < float("inf"):
-            raise ConfigError(f"--drain-timeout {self.drain_timeout_s:g}: must be 0 or more, and finite")
+        for flag, limit_s in (
+            ("router-check-interval", self.router_check_interval_s),
+            ("health-timeout", self.health_timeout_s),
+            ("watchdog-timeout", self.watchdog_timeout_s),
+        ):
+            check_seconds(flag, limit_s)
+        if self.drain_timeout_s:
+            check_seconds("drain-timeout", self.drain_timeout_s)
         self.router_key()
         if self.otlp_endpoint and not re.fullmatch(r"https?://\S+", self.otlp_endpoint):
             raise ConfigError(f"--otlp-endpoint {self.otlp_endpoint}: give http://host:port of a collector")
@@ -296,10 +305,7 @@ class BootstrapArgs:
         """Raises ConfigError."""
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"--port {self.port}: must be in [0, 65535]")
-        if not self.heartbeat_ttl_s > 0:
-            raise ConfigError(
-                f"--disaggregation-bootstrap-heartbeat-ttl {self.heartbeat_ttl_s:g}: must be a positive number of seconds"
-            )
+        check_seconds("disaggregation-bootstrap-heartbeat-ttl", self.heartbeat_ttl_s)
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from pdjax.bench.report import page, tables
 from pdjax.bench.session import session
 from pdjax.bench.workload import FIRST_ID, Job, fitted, read_trace, synthetic
 from pdjax.core.errors import ConfigError
-from pdjax.serve.args import arg
+from pdjax.serve.args import arg, check_seconds
 
 APIS = ("generate", "completions")
 DEFAULT_INPUT, DEFAULT_OUTPUT, DEFAULT_CONCURRENCY = (
@@ -91,9 +91,9 @@ class BenchArgs:
                 raise ConfigError(f"--{flag} {value}: must be at least {least}")
         if not 0 <= self.spread < 1:
             raise ConfigError(f"--length-spread {self.spread:g}: must be at least 0 and below 1")
-        for flag, seconds in (("trace-speed", self.trace_speed), ("timeout", self.timeout_s)):
-            if not seconds > 0:
-                raise ConfigError(f"--{flag} {seconds:g}: must be above 0")
+        if not self.trace_speed > 0:
+            raise ConfigError(f"--trace-speed {self.trace_speed:g}: must be above 0")
+        check_seconds("timeout", self.timeout_s)
         for flag, name in (("json-file", self.json_file), ("html", self.html_file)):
             if name and not Path(name).absolute().parent.is_dir():
                 raise ConfigError(f"--{flag} {name}: its directory does not exist")

@@ -42,6 +42,8 @@ def read_config(path: str, options: Mapping[str, Option]) -> dict[str, Setting]:
     out: dict[str, Setting] = {}
     for key, value in _pairs(path):
         flag, line = key.value, key.start_mark.line + 1
+        if not flag.isprintable():  # the message must stay one line
+            raise ConfigError(f"--config {path}: line {line}: the key {flag!r:.100} is no flag's name")
         where = f"--config {path}: line {line}: {flag}"
         option = options.get(flag)
         if option is None:
@@ -68,9 +70,10 @@ def _pairs(path: str) -> list[tuple[yaml.ScalarNode, yaml.Node]]:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f"line {mark.line + 1}: " if mark is not None else ""
-        raise ConfigError(
-            f"--config {path}: {line}is not YAML: {getattr(error, 'problem', None) or error}"
-        ) from None
+        why = getattr(error, "problem", None) or str(error).splitlines()[0]
+        raise ConfigError(f"--config {path}: {line}is not YAML: {why}") from None
+    except RecursionError:
+        raise ConfigError(f"--config {path}: is nested too deeply; write one `flag: value` a line") from None
     if root is None:
         return []
     if not isinstance(root, yaml.MappingNode):
@@ -82,11 +85,13 @@ def _pairs(path: str) -> list[tuple[yaml.ScalarNode, yaml.Node]]:
 
 
 def _value(where: str, option: Option, text: str) -> Any:
+    if not text.isprintable():  # no name, address or path of ours holds such a character
+        raise ConfigError(f"{where}: holds a line break or a control character, is {text!r:.100}")
     if option.choices and text not in option.choices:
-        raise ConfigError(f"{where}: is {text!r}, choose one of {', '.join(option.choices)}")
+        raise ConfigError(f"{where}: is {text!r:.100}, choose one of {', '.join(option.choices)}")
     if option.kind is bool:
         if text.lower() not in TRUTHS:
-            raise ConfigError(f"{where}: must be true or false, is {text!r}")
+            raise ConfigError(f"{where}: must be true or false, is {text!r:.100}")
         return TRUTHS[text.lower()]
     if option.kind is str:
         return text
@@ -94,4 +99,4 @@ def _value(where: str, option: Option, text: str) -> Any:
         return option.kind(text)
     except ValueError:
         what = "a whole number" if option.kind is int else "a number"
-        raise ConfigError(f"{where}: must be {what}, is {text!r}") from None
+        raise ConfigError(f"{where}: must be {what}, is {text!r:.100}") from None

@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from pdjax.core.wire import MAX_TOP_LOGPROBS
 from pdjax.sched.request import TopLogprobs
 from pdjax.serve.calls import Sub
@@ -76,31 +78,58 @@ def _wanted(row: Mapping[str, Any], listed: bool, texts: bool) -> Wanted:
 # ---------------------------------------------------------------- sglang
 
 
-def meta_info(sub: Sub, wanted: Wanted, tokenizer: Tokenizer, role: str) -> dict[str, Any]:
-    """Entries are [log-probability, token id, text or null]; lists of the likeliest hold such entries, best first."""
-    if not wanted.listed:
-        return {}
+class ListedLogprobs:
+    """The lists in one output's ``meta_info`` while it grows. Each entry is made and written as JSON once.
 
-    def entry(logprob: float | None, token: int) -> list[Any]:
-        return [logprob, token, tokenizer.decode([token], False) if wanted.texts else None]
+    A stream repeats all of them in every frame: made anew each time, the lists of a few hundred tokens would keep the
+    event loop, and with it every other request and /health, for seconds.
+    Entries are [log-probability, token id, text or null]; lists of the likeliest hold such entries, best first.
+    """
 
-    def entries(top: TopLogprobs) -> list[list[Any]]:
-        return [entry(logprob, token) for token, logprob in top]
+    def __init__(self, wanted: Wanted, prompt_ids: Sequence[int], tokenizer: Tokenizer, role: str) -> None:
+        self._wanted = wanted
+        self._tokenizer = tokenizer
+        self._n_scored = 0  # of the prompt's tokens: listed already
+        self._scores = wanted.logprobs and wanted.start is not None and role != "decode"
+        self._lists: dict[str, list[msgspec.Raw | None]] = (
+            {"input_token_logprobs": []} if wanted.listed else {}
+        )
+        if wanted.logprobs:
+            self._lists["output_token_logprobs"] = []
+            if wanted.n_top:
+                self._lists |= {"input_top_logprobs": [], "output_top_logprobs": []}
+        if self._scores:
+            # The first token has no logprob, as in sglang: nothing before it is looked at.
+            for token in prompt_ids[wanted.start or 0 :][:1]:
+                self._lists["input_token_logprobs"].append(_json(self._entry(None, token)))
+                if wanted.n_top:
+                    self._lists["input_top_logprobs"].append(None)
 
-    ids, start = sub.request.prompt_ids, wanted.start
-    scored = wanted.logprobs and start is not None and role != "decode"
-    # The first token has no logprob, as in sglang: nothing before it is looked at.
-    first = [entry(None, token) for token in ids[start : start + 1]] if scored and start is not None else []
-    out: dict[str, Any] = {
-        "input_token_logprobs": [*first, *(entry(s.logprob, s.token) for s in sub.prompt)] if scored else []
-    }
-    if not wanted.logprobs:
-        return out
-    out["output_token_logprobs"] = [entry(p, t) for p, t in zip(sub.logprobs, sub.output_ids, strict=True)]
-    if wanted.n_top:
-        out["input_top_logprobs"] = [*(None for _ in first), *(entries(s.top) for s in sub.prompt)]
-        out["output_top_logprobs"] = [entries(top) for top in sub.tops]
-    return out
+    def meta_info(self, sub: Sub) -> Mapping[str, Sequence[msgspec.Raw | None]]:
+        """Every list that was asked for, up to now; empty when the body does not speak of logprobs."""
+        if not self._wanted.logprobs:
+            return self._lists
+        if self._scores:
+            for one in sub.prompt[self._n_scored :]:
+                self._add("input", one.logprob, one.token, one.top)
+            self._n_scored = len(sub.prompt)
+        n = len(self._lists["output_token_logprobs"])
+        for token, logprob, top in _rows(sub, slice(n, None)):
+            self._add("output", logprob, token, top)
+        return self._lists
+
+    def _add(self, side: str, logprob: float, token: int, top: TopLogprobs) -> None:
+        self._lists[f"{side}_token_logprobs"].append(_json(self._entry(logprob, token)))
+        if self._wanted.n_top:
+            listed = [self._entry(p, likely) for likely, p in top]
+            self._lists[f"{side}_top_logprobs"].append(_json(listed))
+
+    def _entry(self, logprob: float | None, token: int) -> list[Any]:
+        return [logprob, token, self._tokenizer.decode([token], False) if self._wanted.texts else None]
+
+
+def _json(content: Any) -> msgspec.Raw:
+    return msgspec.Raw(msgspec.json.encode(content))
 
 
 # ---------------------------------------------------------------- OpenAI

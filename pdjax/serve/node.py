@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 CLOSE_WAIT_S = 1.0  # facts/peer-servers §9: enough for a pull in flight, short enough for an operator
-IDLE_WAIT_S = 5.0  # a wake ends it; this only bounds a lost one
+IDLE_WAIT_S = 5.0  # a wake ends it; this bounds a lost one, and a wait longer than threads can
 
 
 class Node:
@@ -204,7 +204,7 @@ class Node:
                 self._wake.clear()
                 if not self.scheduler.step():
                     at = self.scheduler.next_wake()
-                    self._wake.wait(IDLE_WAIT_S if at is None else max(at - time.monotonic(), 0.0))
+                    self._wake.wait(_idle_wait_s(at, time.monotonic()))
         except Exception as error:
             self._dead = f"the scheduler thread has died: {type(error).__name__}: {error}"
             log.exception("the scheduler thread has died")
@@ -383,6 +383,11 @@ class Node:
         for room in rooms:
             with contextlib.suppress(PDError):  # it always raises: the caller has a more precise answer
                 self.manager.refuse(Leg(room, "", "", 0, "", None), "bad_request")
+
+
+def _idle_wait_s(at: float | None, now: float) -> float:
+    """Until the time that an idle scheduler asks for, however far off a client's /flush_cache has put it."""
+    return IDLE_WAIT_S if at is None else min(max(at - now, 0.0), IDLE_WAIT_S)
 
 
 def _uncancellable() -> Future[Any]:

@@ -13,7 +13,7 @@ from pdjax.serve.calls import Sub
 from pdjax.serve.engine_api import Engine
 from pdjax.serve.errors import bad
 from pdjax.serve.limits import HttpLimits
-from pdjax.serve.logprobs import Wanted, meta_info, read_wanted
+from pdjax.serve.logprobs import ListedLogprobs, read_wanted
 from pdjax.serve.params import NEUTRAL_ANYWHERE, NEUTRAL_GENERATE, boolean, refuse_unsupported
 from pdjax.serve.phases import phase_seconds
 from pdjax.serve.prompts import build_prompts, texts_or_ids
@@ -39,7 +39,11 @@ def parse_generate(body: dict[str, Any], engine: Engine, limits: HttpLimits) -> 
     wanted = read_wanted(body, len(prompts))
     built = build_prompts(body, prompts, samplings, engine, param, limits, wanted)
     n = samplings[0].n
-    return Plan(built, GenerateDialect(batch or n > 1, engine, [one for one in wanted for _ in range(n)]))
+    listed = [
+        ListedLogprobs(wanted[i // n], prompt.ids, engine.tokenizer, engine.role)
+        for i, prompt in enumerate(built)
+    ]
+    return Plan(built, GenerateDialect(batch or n > 1, listed))
 
 
 def _samplings(body: Mapping[str, Any], count: int, engine: Engine, limits: HttpLimits) -> list[Sampling]:
@@ -76,16 +80,15 @@ def finish_reason(sub: Sub) -> dict[str, Any] | None:
 class GenerateDialect:
     """batch: several outputs may come, so a list is answered, and stream frames carry an index.
 
-    wanted: what each output's log-probabilities should list.
+    listed: each output's log-probabilities.
     """
 
-    def __init__(self, batch: bool, engine: Engine, wanted: list[Wanted]) -> None:
+    def __init__(self, batch: bool, listed: list[ListedLogprobs]) -> None:
         self._batch = batch
-        self._engine = engine
-        self._wanted = wanted
+        self._listed = listed
 
     def _result(self, sub: Sub) -> dict[str, Any]:
-        request, engine = sub.request, self._engine
+        request = sub.request
         return {
             "text": sub.text,
             "output_ids": sub.output_ids,
@@ -97,7 +100,7 @@ class GenerateDialect:
                 "cached_tokens": request.cached_tokens,
                 "e2e_latency": sub.latency_s,
                 "times": phase_seconds(request.times),
-                **meta_info(sub, self._wanted[sub.index], engine.tokenizer, engine.role),
+                **self._listed[sub.index].meta_info(sub),
             },
         }
 

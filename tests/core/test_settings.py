@@ -26,6 +26,8 @@ def test_the_defaults_are_sound():
         ({"unpulled_budget_bytes": -1}, "disaggregation-unpulled-budget"),
         ({"tombstone_s": -1.0}, "tombstone"),
         ({"lease_s": float("nan")}, "disaggregation-lease"),
+        ({"heartbeat_ttl_s": float("inf")}, "heartbeat-ttl"),
+        ({"router_timeout_s": 1e7}, "router-request-timeout"),
     ],
 )
 def test_each_broken_rule_is_named_with_its_numbers(change, named):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pdjax.core.errors import ConfigError
 from pdjax.model.tiny import make_tiny_model
-from pdjax.model.tokenizer import ChatError, Tokenizer
+from pdjax.model.tokenizer import LONG_WINDOW, ChatError, Tokenizer
 
 TEXTS = [
     "Hello, world",
@@ -155,9 +155,25 @@ def test_a_stream_is_not_held_back_longer_than_needed(tokenizer: Tokenizer) -> N
     assert detokenizer.push(tokenizer.encode("a")) == "�a"
 
 
+@pytest.mark.parametrize("text", ["é", "語", "🦖", "\ufffd", "a🦖é"])
+@pytest.mark.parametrize("n_bytes", [None, 1])
+def test_a_token_costs_the_same_however_long_the_text_is(
+    text: str, n_bytes: int | None, tokenizer: Tokenizer
+) -> None:
+    """Also where each character has several tokens, and where the bytes never make one: each push decodes the window."""
+    ids = tokenizer.encode(text)[:n_bytes] * 60
+    detokenizer = tokenizer.detokenizer()
+    pieces, longest = [], 0
+    for token in ids:
+        pieces.append(detokenizer.push([token]))
+        longest = max(longest, len(detokenizer._window))
+    assert "".join([*pieces, detokenizer.finish()]) == tokenizer.decode(ids)
+    assert longest <= LONG_WINDOW
+
+
 @settings(deadline=None)  # a shared machine may stall
 @given(
-    ids=st.lists(st.integers(0, 511), max_size=40), sizes=st.lists(st.integers(1, 3), min_size=1, max_size=5)
+    ids=st.lists(st.integers(0, 511), max_size=80), sizes=st.lists(st.integers(1, 3), min_size=1, max_size=5)
 )
 def test_any_stream_joins_to_the_text_of_all_tokens(
     tokenizer: Tokenizer, ids: list[int], sizes: list[int]

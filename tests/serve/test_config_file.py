@@ -114,6 +114,10 @@ def test_a_value_is_the_text_that_stands_there(node, write):
         ("config: other.yaml\n", "config: no such key"),
         ("json: true\n", "json: no such key"),
         ("model: m\ndisaggregation-mode: prefill\n", "--with-bootstrap"),
+        ("model: " + "[" * 5000 + "\n", "is nested too deeply"),
+        ('model: m\n"port\\n": 1\n', "line 2: the key 'port\\n' is no flag's name"),
+        ('model: "a\\0b"\n', "line 1: model: holds a line break or a control character"),
+        ("model: a\x07b\n", "is not YAML"),
     ],
 )
 def test_a_mistake_in_the_file_is_one_line_that_names_it(node, write, capsys, text, says):

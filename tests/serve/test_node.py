@@ -1,5 +1,7 @@
 """One node's own numbers, on the tiny model and without its threads."""
 
+import threading
+
 import pytest
 
 from pdjax.core.errors import PDError
@@ -34,6 +36,29 @@ def test_a_waiting_request_is_counted_once(node):
     assert not flushed.cancel(), "the scheduler could not answer it any more"
     node.scheduler._drain_inbox()
     node.scheduler._answer_flushes()
+    assert flushed.result(0) is True
+
+
+def test_no_wait_of_a_client_is_too_long_for_the_loop(node, monkeypatch):
+    """A thread cannot wait for 1e300 s: asked to, it raises, and the server would end."""
+    waits = []
+
+    def wait(timeout_s):
+        waits.append(timeout_s)
+        assert timeout_s < threading.TIMEOUT_MAX
+        node._stopping.set()
+
+    node.submit(Request("held", [5, 6], SamplingParams(max_new_tokens=2), sink=lambda output: None))
+    node.scheduler.pause(True, lambda: None)
+    flushed = node.flush_cache(1e300)
+    monkeypatch.setattr(node, "_warm_up", lambda: None)
+    monkeypatch.setattr(node._wake, "wait", wait)
+    node._run_scheduler()
+    assert node.failed() is None and len(waits) == 1 and not flushed.done()
+    node._stopping.clear()  # for the other tests on it
+    node.scheduler.pause(False, lambda: None)
+    node.abort("held")
+    node.scheduler.host_work()
     assert flushed.result(0) is True
 
 
