@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+COMPILER := $(VENV)/.compiler
 PYTEST_ARGS ?=
 # Mostly waiting for processes: beside the other tests they cost a third less time.
 PROCESSES := tests/e2e tests/benchmarks
@@ -19,10 +20,16 @@ $(STAMP): pyproject.toml
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,router,otel]'
 	@touch $(STAMP)
 
+# The TPU compiler, for the tests named aot: 200 MB that the demo does not need.
+$(COMPILER): $(STAMP)
+	@echo "== preparing the TPU compiler (once)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[tpu]'
+	@touch $(COMPILER)
+
 demo: $(STAMP)
 	@$(BIN)/python -m pdjax.serve.demo
 
-test: $(STAMP)
+test: $(STAMP) $(COMPILER)
 	@echo "== fetching the test model (once)"
 	@$(BIN)/pdjax fetch smollm2
 	@echo "== lint and types"

@@ -66,7 +66,9 @@ def _load_gguf(path: Path, dtype: np.dtype[Any]) -> LoadedModel:
     cfg = with_rope_factors(header, plain, path)
     tensors = gguf_tensors(header, cfg, expected_tensors(cfg), path)
     found = {name: value.astype(dtype, copy=False) for name, value in tensors}
-    return LoadedModel(cfg, _tree(cfg, found), weights_digest(path.parent, [path.name], with_tokenizer=False))
+    return LoadedModel(
+        cfg, params_tree(cfg, found), weights_digest(path.parent, [path.name], with_tokenizer=False)
+    )
 
 
 def _load_directory(directory: Path, dtype: np.dtype[Any]) -> LoadedModel:
@@ -87,7 +89,7 @@ def _load_directory(directory: Path, dtype: np.dtype[Any]) -> LoadedModel:
             raise ConfigError(f"{directory / shard} cannot be read: {error}") from None
     _complain(directory, "is missing", sorted(wanted.keys() - found.keys()))
     _complain(directory, "has tensors that its config.json does not call for:", sorted(unknown))
-    return LoadedModel(cfg, _tree(cfg, found), weights_digest(directory, shards))
+    return LoadedModel(cfg, params_tree(cfg, found), weights_digest(directory, shards))
 
 
 def expected_tensors(cfg: ModelConfig) -> dict[str, tuple[int, ...]]:
@@ -207,7 +209,7 @@ def _complain(directory: Path, what: str, names: list[str]) -> None:
         raise ConfigError(f"{directory} {what} {', '.join(names[:5])}{more}")
 
 
-def _tree(cfg: ModelConfig, found: dict[str, np.ndarray]) -> dict[str, Any]:
+def params_tree(cfg: ModelConfig, found: dict[str, np.ndarray]) -> dict[str, Any]:
     layers = []
     for n in range(cfg.n_layers):
         layer = {}

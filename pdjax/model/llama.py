@@ -2,7 +2,8 @@
 
 Each layer has its own pool array, [num_pages, page_size, 2·kv_heads·head_dim], a token's row laid out K0 V0 K1 V1 …
 (a list, not a stack: the gather then yields the packed layers directly, and the scatter is ten times cheaper; flat,
-not 4-D: no relayout on TPU; facts/model §4, §8). Page 0 is reserved: padding tokens write there.
+not 4-D: no relayout on TPU; facts/model §4, §8). On a TPU rows may be wider, filled up with zeros (engine.kernels.layout).
+Page 0 is reserved: padding tokens write there.
 Must never read a token position beyond a request's own: pages are reused uncleared.
 """
 
@@ -103,9 +104,10 @@ def _forward(
         if cfg.qk_norm:
             q, k = _rms_norm(q, w["q_norm"], cfg.rms_eps), _rms_norm(k, w["k_norm"], cfg.rms_eps)
         kv = jnp.stack([_rotate(k, cos, sin), v], axis=2).reshape(n, cfg.kv_width)
+        kv = jnp.pad(kv, ((0, 0), (0, pool.shape[2] - cfg.kv_width)))
         pool = pool.at[page, slot].set(kv.astype(pool.dtype), mode="promise_in_bounds")
         written.append(pool)
-        seen = pool.at[table].get(mode="clip").astype(h.dtype)
+        seen = pool.at[table].get(mode="clip")[..., : cfg.kv_width].astype(h.dtype)
         seen = seen.reshape(*table.shape[:-1], -1, cfg.kv_width)
         q = _rotate(q, cos, sin)
         mixed = _attend(q if table.ndim == 1 else q[:, None], seen, visible, cfg).reshape(n, -1)

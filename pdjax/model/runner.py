@@ -24,6 +24,7 @@ from pdjax.core.pools import Fingerprint, PoolTransferSpec, packed_bytes, plan_p
 from pdjax.engine.base import Packed
 from pdjax.engine.kernels.checksum import VERIFY_MODES, Verify, checksum, chosen
 from pdjax.engine.kernels.host_staging import HostStage
+from pdjax.engine.kernels.layout import pool_shape
 from pdjax.engine.kernels.mover import make_mover
 from pdjax.engine.kernels.plan import check_parts, gather_ids, scatter_ids
 from pdjax.engine.ports import NO_SLOT, DecodeRow, PrefillChunk, Sampled, SampleSpec
@@ -74,7 +75,8 @@ class JaxRunner:
             max_pages=-(-self.context_tokens // self.page_size),
         )
         self.max_batch = self.buckets.max_batch
-        shape = (self.num_pages, self.page_size, cfg.kv_width)
+        platform = jax.default_backend()
+        shape = pool_shape((self.num_pages, self.page_size, cfg.kv_width), self.dtype, platform)
         self.pools: Sequence[PoolTransferSpec] = (
             PoolTransferSpec(
                 name="kv",
@@ -82,14 +84,14 @@ class JaxRunner:
                 dtype=str(self.dtype),
                 shape=shape,
                 n_layers=cfg.n_layers,
-                page_bytes=self.page_size * cfg.kv_width * self.dtype.itemsize,
-                metadata={"layout": LAYOUT},
+                page_bytes=self.page_size * shape[2] * self.dtype.itemsize,
+                metadata={"layout": LAYOUT if shape[2] == cfg.kv_width else f"{LAYOUT} {shape[2]} wide"},
             ),
         )
         self._kv = [jax.device_put(jnp.zeros(shape, self.dtype), self._device) for _ in range(cfg.n_layers)]
         self._params = jax.tree.map(self._weight, model.params)
-        self._mover = make_mover()
         self._stage = HostStage(self._device)
+        self._mover = make_mover(platform, str(self.dtype))
         self._programs = programs_for(cfg)
         self._sampler = Sampler(self._programs, cfg.vocab_size)
         self._slots = jax.device_put(jnp.zeros(self.max_batch + 1, jnp.int32), self._device)

@@ -33,7 +33,7 @@ def pool_of(dtype: str, seed: int) -> list[jax.Array]:
 
 def gathered(pool: list[jax.Array], pages: list[int], dtype: str) -> tuple[list[jax.Array], tuple[Part, ...]]:
     parts = plan_parts([spec(dtype)], len(pages))
-    return make_mover().gather([pool], gather_ids(pages, PAGES), parts), parts
+    return make_mover("cpu", dtype).gather([pool], gather_ids(pages, PAGES), parts), parts
 
 
 def test_this_backend_has_the_memory_that_is_staged_into() -> None:

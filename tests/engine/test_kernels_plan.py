@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pdjax.core.errors import ConfigError
-from pdjax.core.pools import PoolTransferSpec, page_bucket, plan_parts
-from pdjax.engine.kernels.mover import make_mover
-from pdjax.engine.kernels.plan import RESERVED_PAGE, PlanError, check_parts, gather_ids, scatter_ids
+from pdjax.core.pools import Part, PoolTransferSpec, page_bucket, plan_parts
+from pdjax.engine.kernels.plan import (
+    MAX_BUCKET,
+    RESERVED_PAGE,
+    PlanError,
+    check_arrays,
+    check_parts,
+    copy_plan,
+    gather_ids,
+    scatter_ids,
+)
 
 NUM_PAGES = 32
 POOL = PoolTransferSpec("kv", "kv", "float32", (NUM_PAGES, 4, 8), 3, 4 * 8 * 4)
@@ -74,6 +83,70 @@ def test_parts_must_be_those_of_the_pages() -> None:
             check_parts([POOL], count, stated, arrays)
 
 
-def test_an_unknown_mover_is_refused() -> None:
-    with pytest.raises(ConfigError, match="unknown page mover 'fast'"):
-        make_mover("fast")
+@st.composite
+def moves(draw: st.DrawFn) -> tuple[list[int], list[int]]:
+    """Pages of a move, often neighbours, and where its part is cut along them."""
+    runs = draw(st.lists(st.tuples(st.integers(1, NUM_PAGES - 1), st.integers(1, 6)), min_size=1, max_size=8))
+    pages = [page for first, n in runs for page in range(first, min(first + n, NUM_PAGES))]
+    pages = list(dict.fromkeys(pages))
+    cuts = draw(st.sets(st.integers(1, page_bucket(len(pages)))))
+    return pages, sorted(cuts)
+
+
+def parts_of(bucket: int, cuts: list[int]) -> list[Part]:
+    """Two layers: one part that is cut at ``cuts``, and one whole."""
+    edges = [0, *(cut for cut in cuts if cut < bucket), bucket]
+    whole = [(0, 1, a, b) for a, b in pairwise(edges)] + [(1, 2, 0, bucket)]
+    return [
+        Part(0, 0, i, layer, layer_stop, page, stop, (1, stop - page, 4, 8), "float32", (stop - page) * 128)
+        for i, (layer, layer_stop, page, stop) in enumerate(whole)
+    ]
+
+
+@settings(deadline=None)
+@given(moves(), st.booleans())
+def test_runs_copy_each_row_of_a_part_once_and_no_other(
+    move: tuple[list[int], list[int]], keep_reserved: bool
+) -> None:
+    pages, cuts = move
+    ids = (gather_ids if keep_reserved else scatter_ids)(pages, NUM_PAGES)
+    parts = parts_of(len(ids), cuts)
+    plan = copy_plan(ids, parts, keep_reserved=keep_reserved)
+    for part, first, stop in zip(parts, plan.first, plan.stop, strict=True):
+        copied: dict[int, int] = {}
+        for k in range(first, stop):
+            assert plan.length[k] > 0
+            for i in range(plan.length[k]):
+                row = int(plan.packed[k]) + i
+                assert row not in copied, "two copies into one row would be a race"
+                copied[row] = int(plan.pool[k]) + i
+        rows = range(part.page, part.page_stop)
+        assert copied == {row: ids[row] for row in rows if keep_reserved or ids[row] != RESERVED_PAGE}
+    edges = {part.page for part in parts}
+    for k in range(1, max(plan.stop)):
+        joined = plan.pool[k] == plan.pool[k - 1] + plan.length[k - 1]
+        touching = plan.packed[k] == plan.packed[k - 1] + plan.length[k - 1]
+        assert not (joined and touching) or plan.packed[k] in edges, "neighbours travel in one copy"
+    assert not plan.length[max(plan.stop) :].any()
+
+
+def test_a_plan_has_one_shape_a_bucket() -> None:
+    parts = parts_of(12, [5])
+    one, other = (
+        copy_plan(gather_ids(p, NUM_PAGES), parts, keep_reserved=True)
+        for p in ([*range(1, 12)], [*range(12, 0, -1)])
+    )
+    assert one.words.dtype == np.int32 and one.words.shape == other.words.shape == (3 * 12 + 2 * 3,)
+    assert one.stop[-1] == 3 and other.stop[-1] == 12
+
+
+def test_a_plan_must_match_its_packed_arrays() -> None:
+    with pytest.raises(PlanError, match="the plan has 4 pages but the packed arrays carry 3"):
+        copy_plan(gather_ids([1, 2, 3, 4], NUM_PAGES), parts_of(3, []), keep_reserved=True)
+    with pytest.raises(PlanError, match=r"part 2 of pool 0 is stated as .* but its array is"):
+        check_arrays(parts_of(2, [1]), [np.zeros((1, 1, 4, 8), np.float32)] * 3)
+
+
+def test_a_plan_that_no_kernel_can_hold_is_refused() -> None:
+    with pytest.raises(PlanError, match="65537 source pages are more than the 65536"):
+        gather_ids(range(1, MAX_BUCKET + 2), MAX_BUCKET + 2)

@@ -18,8 +18,10 @@ from pdjax.core.budget import HostSlots
 from pdjax.core.errors import ConfigError
 from pdjax.core.pools import packed_bytes, page_bucket, pages_for, plan_parts
 from pdjax.engine.base import Packed
+from pdjax.engine.kernels.layout import padded_shape
 from pdjax.engine.kernels.plan import PlanError
 from pdjax.engine.ports import DecodeRow, PrefillChunk, Runner, SampleSpec
+from pdjax.model import runner as runner_module
 from pdjax.model.buckets import Buckets, bucket, make_buckets
 from pdjax.model.runner import JaxRunner
 
@@ -54,6 +56,26 @@ def test_it_is_a_runner(make_runner: MakeRunner) -> None:
     [pool] = runner.pools
     assert pool.shape == (64, 8, 2 * 2 * 16)
     assert (pool.dtype, pool.n_layers, pool.page_bytes) == ("float32", 2, 8 * 64 * 4)
+
+
+def test_rows_that_are_filled_up_for_a_tpu_change_no_token(
+    make_runner: MakeRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A TPU keeps a row of 64 elements as 128. Logits and hand-off are those of plain rows; the fingerprint is not."""
+    plain = make_runner()
+    monkeypatch.setattr(runner_module, "pool_shape", lambda shape, dtype, _: padded_shape(shape, dtype))
+    p, d = make_runner(), make_runner()
+    [pool] = p.pools
+    assert (pool.shape, pool.page_bytes) == ((64, 8, 128), 8 * 128 * 4)
+    mine, theirs = [2, 3, 5, 7, 11, 13], [40, 1, 58, 22, 9, 60]
+    token = prompt(p, mine)
+    assert token == prompt(plain, mine)
+    assert np.array_equal(p.last_logits, plain.last_logits)
+    d.scatter(theirs, p.gather(mine))
+    assert step(d, token, len(IDS), theirs) == step(plain, token, len(IDS), mine)
+    assert np.array_equal(d.last_logits, plain.last_logits)
+    layouts = [r.fingerprint(protocol=1, transfer_size=1, transport_addresses=1).layout for r in (p, plain)]
+    assert layouts[0] == f"{layouts[1]} 128 wide"
 
 
 @pytest.mark.parametrize("sample", [GREEDY, SampleSpec(0.8, 1234567890123)])

@@ -8,9 +8,9 @@ compile serves every request of a bucket. Must never see an unchecked id, and ne
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -18,22 +18,24 @@ import jax.numpy as jnp
 from jax import lax
 
 from pdjax.core.pools import Part
-from pdjax.engine.kernels.mover import CompileKey, PoolShape
-from pdjax.engine.kernels.plan import Ids, PlanError
+from pdjax.engine.kernels.layout import packed_sharding, placed
+from pdjax.engine.kernels.mover import CompileKey, PoolShape, form_of
+from pdjax.engine.kernels.plan import Ids, Layout, by_pool, check_arrays, layout_of
 
-# (layer, layer_stop, page, page_stop) of each part of a program, layers counted from its first one: what it is specialised
-# for, beside the shapes.
-Layout = tuple[tuple[int, int, int, int], ...]
 Pools = list[list[jax.Array]]
 
 # Bytes that one gather program packs. XLA for CPU runs smaller programs on the calling thread, so that the caller waits
 # and nothing overlaps; larger ones delay the first part (docs/performance.md).
 GATHER_BYTES = 12 << 20
 
+# XLA for CPU scatters a narrow float's page in the time in which a merge walks over so many (docs/performance.md).
+MERGE_PAGES = 64
+BITS = {1: jnp.uint8, 2: jnp.uint16}
+
 
 def groups_of(parts: Sequence[Part]) -> Iterator[list[Part]]:
     """Consecutive parts of one pool, each group but the last of a pool of at least GATHER_BYTES."""
-    for _, pool in itertools.groupby(parts, key=lambda part: part.pool):
+    for _, pool in by_pool(parts):
         group: list[Part] = []
         for part in pool:
             group.append(part)
@@ -45,9 +47,10 @@ def groups_of(parts: Sequence[Part]) -> Iterator[list[Part]]:
 
 
 class XlaMover:
-    """Page mover in plain XLA; one serves any number of pools and owners."""
+    """Page mover in plain XLA; one serves any number of pools and owners. platform: "cpu", "tpu" …, of its programs."""
 
-    def __init__(self) -> None:
+    def __init__(self, platform: str) -> None:
+        self._platform = platform
         self.compiles: Counter[CompileKey] = Counter()
         self._gather: Any = jax.jit(self._trace_gather, static_argnums=2)
         self._scatter: Any = jax.jit(self._trace_scatter, donate_argnums=0)
@@ -61,8 +64,7 @@ class XlaMover:
         packed: list[jax.Array] = []
         for group in groups_of(parts):
             first, stop = group[0].layer, group[-1].layer_stop
-            layout = tuple((p.layer - first, p.layer_stop - first, p.page, p.page_stop) for p in group)
-            packed += self._gather(pools[group[0].pool][first:stop], ids, layout)
+            packed += self._gather(pools[group[0].pool][first:stop], ids, layout_of(group, first))
         return packed
 
     def scatter(self, pools: Pools, arrays: Sequence[Any], ids: Ids, parts: Sequence[Part]) -> Pools:
@@ -70,18 +72,13 @@ class XlaMover:
 
         A packed array in plain memory must not change until the result is computed: JAX may read it in place.
         """
-        placed = []
-        for part, array in zip(parts, arrays, strict=True):
-            if tuple(array.shape) != tuple(part.shape) or str(array.dtype) != part.dtype:
-                raise PlanError(
-                    f"part {part.chunk} of pool {part.pool} is stated as {part.dtype}{list(part.shape)} "
-                    f"but its array is {array.dtype}{list(array.shape)}"
-                )
-            placed.append(_placed(array, pools[part.pool][0].sharding))
+        check_arrays(parts, arrays)
+        targets = [packed_sharding(layers[0].sharding) for layers in pools]
+        packed = [placed(array, targets[part.pool]) for part, array in zip(parts, arrays, strict=True)]
         # A program a part: one program over all parts keeps a second copy of them alive, and took three times as
         # long for 47 MB on CPU (measured).
         written = [list(layers) for layers in pools]
-        for part, array in zip(parts, placed, strict=True):
+        for part, array in zip(parts, packed, strict=True):
             place = slice(part.layer, part.layer_stop)
             layers, rows = written[part.pool][place], ids[part.page : part.page_stop]
             written[part.pool][place] = self._scatter(layers, array, rows)
@@ -99,33 +96,38 @@ class XlaMover:
 
     def _trace_scatter(self, layers: list[jax.Array], array: jax.Array, rows: jax.Array) -> list[jax.Array]:
         self.compiles["scatter", rows.shape[0], _shapes([layers])] += 1
-        if not _copies_rows(array.dtype):
-            return [a.at[rows].set(array[i], mode="promise_in_bounds") for i, a in enumerate(layers)]
-
-        def write(layer: jax.Array, pages: jax.Array) -> jax.Array:
-            def write_page(k: Any, out: jax.Array) -> jax.Array:
-                return lax.dynamic_update_slice_in_dim(out, lax.dynamic_slice_in_dim(pages, k, 1), rows[k], 0)
-
-            written: jax.Array = lax.fori_loop(0, rows.shape[0], write_page, layer)
-            return written
-
-        # A loop a layer: one loop over ten layers took half as long again.
-        return [write(layer, array[i]) for i, layer in enumerate(layers)]
+        write = _WRITES[form_of(self._platform, str(array.dtype))]
+        # One after the other: one loop over ten layers took half as long again.
+        return [write(layer, array[i], rows) for i, layer in enumerate(layers)]
 
 
-def _copies_rows(dtype: Any) -> bool:
-    """Whether a loop of one-page updates is the faster scatter. XLA for CPU copies a page of 4-byte values at memcpy speed
-    in it, 1.6 times as fast as in its own scatter; narrower types it converts, pool and all (docs/performance.md)."""
-    return jax.default_backend() == "cpu" and dtype.itemsize >= 4
+def _set(layer: jax.Array, pages: jax.Array, rows: jax.Array) -> jax.Array:
+    return layer.at[rows].set(pages, mode="promise_in_bounds")
+
+
+def _write_pages(layer: jax.Array, pages: jax.Array, rows: jax.Array) -> jax.Array:
+    def write_page(k: Any, out: jax.Array) -> jax.Array:
+        return lax.dynamic_update_slice_in_dim(out, lax.dynamic_slice_in_dim(pages, k, 1), rows[k], 0)
+
+    written: jax.Array = lax.fori_loop(0, rows.shape[0], write_page, layer)
+    return written
+
+
+def _merge(layer: jax.Array, pages: jax.Array, rows: jax.Array) -> jax.Array:
+    """One pass over the layer: each page stays, or comes from the row that is written to it. As bits: no conversion."""
+    if layer.shape[0] > MERGE_PAGES * rows.shape[0]:
+        return _set(layer, pages, rows)
+    kept = -1
+    numbers = jnp.arange(rows.shape[0], dtype=jnp.int32)
+    source = jnp.full(layer.shape[0], kept, jnp.int32).at[rows].set(numbers, mode="promise_in_bounds")
+    as_bits = partial(lax.bitcast_convert_type, new_dtype=BITS[layer.dtype.itemsize])
+    stays = (source == kept).reshape(-1, *[1] * (layer.ndim - 1))
+    merged = jnp.where(stays, as_bits(layer), as_bits(pages).at[source].get(mode="clip"))
+    return lax.bitcast_convert_type(merged, layer.dtype)
+
+
+_WRITES = {"set": _set, "pages": _write_pages, "merge": _merge}
 
 
 def _shapes(pools: Pools) -> tuple[PoolShape, ...]:
     return tuple((len(layers), layers[0].shape, str(layers[0].dtype)) for layers in pools)
-
-
-def _placed(array: Any, sharding: Any) -> jax.Array:
-    """The array committed to the pools' devices: anything else would compile the program a second time."""
-    if isinstance(array, jax.Array) and array.committed and array.sharding == sharding:
-        return array
-    placed: jax.Array = jax.device_put(array, sharding)
-    return placed
