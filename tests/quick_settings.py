@@ -1,4 +1,6 @@
-"""Timers far shorter than the defaults and sound among themselves, so that a simulated world is soon at rest."""
+"""Settings for tests: timers far shorter than the defaults and sound among themselves, so that a simulated world is soon
+at rest; and a value of each setting that is not its default.
+"""
 
 from pdjax.core.settings import PDSettings
 
@@ -13,3 +15,9 @@ QUICK = PDSettings(
     request_timeout_s=20.0,
     graveyard_timeout_s=8.0,
 )
+
+
+def another_value(spec):
+    """Of a field of PDSettings: a legal value, not the default."""
+    choices = spec.metadata["choices"]
+    return choices[-1] if choices else True if spec.default is False else spec.default + 1

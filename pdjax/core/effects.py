@@ -109,6 +109,12 @@ class ReturnSlot(msgspec.Struct, frozen=True):
     quiet: bool
 
 
+class Wanted(msgspec.Struct, frozen=True):
+    """P's scheduler, gated: a D has come for the room, which may ask for its bytes now."""
+
+    room: int
+
+
 class Count(msgspec.Struct, frozen=True):
     name: str
 
@@ -127,5 +133,6 @@ Effect = (
     | Ended
     | BudgetFreed
     | ReturnSlot
+    | Wanted
     | Count
 )

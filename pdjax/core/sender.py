@@ -22,6 +22,7 @@ from pdjax.core.effects import (
     Register,
     ReturnSlot,
     Send,
+    Wanted,
     Withdraw,
 )
 from pdjax.core.identity import Minter
@@ -89,6 +90,11 @@ class SenderRoom(Room):
         self.uuid = 0
         self.offer: Offer | None = None
         self.registered = False
+
+    @property
+    def wanted(self) -> bool:
+        """Its prompt may be prefilled as far as D is concerned: gated, only once D has said hello."""
+        return bool(self.peer) or not self.settings.gated
 
     # conditions
 
@@ -168,11 +174,11 @@ class SenderRoom(Room):
 
     def _do_bind(self, ev: Event, now: float) -> list[Effect]:
         assert ev.msg is not None
-        admissible = self.settings.gated and not self.peer  # it waited for this hello, not for budget (V11)
+        waited = not self.wanted  # for this hello (V11)
         self.peer, self.peer_epoch, self.attempt = ev.peer, ev.epoch, ev.msg.attempt
         self.timers.pop("bootstrap", None)  # D is there: from here the lease says whether it stays
         lease = self._arm("lease", now, self.settings.lease_s)
-        return [lease, BudgetFreed(self.room, 0)] if admissible else [lease]
+        return [lease, Wanted(self.room)] if waited else [lease]
 
     def _do_bind_early(self, ev: Event, now: float) -> Effect:
         early = self._early()

@@ -11,16 +11,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 
-def setting(default: Any, flag: str, doc: str, variable: str = "") -> Any:
+def setting(default: Any, flag: str, doc: str, variable: str = "", choices: tuple[str, ...] = ()) -> Any:
     """A field with the flag that sets it and the sentence that the docs print.
 
-    variable: an environment variable that others already use for it, read beside the flag's own.
+    variable: an environment variable that others already use for it, read beside the flag's own. choices: of a text.
     """
-    return field(default=default, metadata={"flag": flag, "doc": doc, "variable": variable})
+    metadata = {"flag": flag, "doc": doc, "variable": variable, "choices": choices}
+    return field(default=default, metadata=metadata)
 
 
 MAX_TIMER_S = 1e6  # of any timer: poll() counts milliseconds in 31 bits, and no thread can wait for infinity
-MAY_BE_ZERO = ("tombstone_s", "unpulled_budget_bytes", "gated", "host_staging")
+MAY_BE_ZERO = ("tombstone_s", "unpulled_budget_bytes", "host_staging")
 
 
 @dataclass(frozen=True)
@@ -93,8 +94,11 @@ class PDSettings:
         "disaggregation-max-graveyard",
         "D: bytes of abandoned pulls of one peer before its server is replaced",
     )
-    gated: bool = setting(
-        False, "disaggregation-prefill-gated", "P prefills a room only after D has said hello"
+    prefill_gate: str = setting(
+        "eager",
+        "disaggregation-prefill-gate",
+        "P: prefill a room at once, or (gated) only after D has said hello",
+        choices=("eager", "gated"),
     )
     host_staging: bool = setting(
         False,
@@ -102,6 +106,10 @@ class PDSettings:
         "P: KV waits in pinned host memory of the size of the unpulled budget, not on the device (RFC-2 §5.5 mode B)",
         "TPU_ENABLE_D2H_TRANSFER",
     )
+
+    @property
+    def gated(self) -> bool:
+        return self.prefill_gate == "gated"
 
     @property
     def renew_s(self) -> float:
@@ -134,9 +142,10 @@ class PDSettings:
             for left, a, op, right, b in self._inequalities()
             if not (a < b if op == "<" else a <= b)
         ]
+        numbers = [f for f in dataclasses.fields(self) if not f.metadata["choices"]]
         broken += [
             f"{f.metadata['flag']} = {getattr(self, f.name)!r} must be a positive number"
-            for f in dataclasses.fields(self)
+            for f in numbers
             if f.name not in MAY_BE_ZERO and not getattr(self, f.name) > 0
         ]
         broken += [
@@ -146,7 +155,7 @@ class PDSettings:
         ]
         return broken + [
             f"{f.metadata['flag']} = {getattr(self, f.name)!r} must not be negative"
-            for f in dataclasses.fields(self)
+            for f in numbers
             if f.name in MAY_BE_ZERO and getattr(self, f.name) < 0
         ]
 

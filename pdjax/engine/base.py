@@ -70,13 +70,24 @@ class KVReleased:
     """P: bytes of budget came back; waiting rooms may be admitted now (V11: no lost wake-up)."""
 
 
-KVEvent = KVReady | KVLanded | KVEnded | KVReleased
+@dataclass(frozen=True)
+class KVWanted:
+    """P, gated: a D has said hello to this room, which may ask for budget now."""
+
+    room: int
+
+
+KVEvent = KVReady | KVLanded | KVEnded | KVReleased | KVWanted
 
 
 class BaseKVSender(ABC):
     """P's half of one room."""
 
     room: int
+
+    @abstractmethod
+    def wanted(self) -> bool:
+        """The prompt may be prefilled as far as D is concerned. False, gated: KVWanted follows, or KVEnded."""
 
     @abstractmethod
     def admit(self, n_bytes: int) -> bool:

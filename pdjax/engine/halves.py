@@ -51,6 +51,9 @@ class Sender(_Half, BaseKVSender):
         super().__init__(manager, room)
         self._record: SenderRoom = record
 
+    def wanted(self) -> bool:
+        return self._record.wanted
+
     def admit(self, n_bytes: int) -> bool:
         manager, record = self._manager, self._record
         with manager._lock:  # else the slot could come back before the log says that it was taken

@@ -27,10 +27,10 @@ from pdjax.core.sender import SenderRoom, SenderSide
 from pdjax.core.settings import PDSettings
 from pdjax.core.tally import Tally
 from pdjax.core.trace import EventLog
-from pdjax.engine.base import BaseKVManager, KVEnded, KVEvent, KVLanded, KVReady, KVReleased, Leg
+from pdjax.engine.base import BaseKVManager, KVEnded, KVEvent, KVLanded, KVReady, KVReleased, KVWanted, Leg
 from pdjax.engine.ports import Clock, RegistryClient, SideChannel, Transport
 
-_FOR_SCHEDULER = (fx.Ended, fx.PageQueue, fx.Deliver, fx.BudgetFreed)
+_FOR_SCHEDULER = (fx.Ended, fx.PageQueue, fx.Deliver, fx.BudgetFreed, fx.Wanted)
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,11 +267,11 @@ def _process(role: str, args: KVArgs, settings: PDSettings) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _kv_event(e: fx.Ended | fx.PageQueue | fx.Deliver | fx.BudgetFreed) -> KVEvent:
+def _kv_event(e: fx.Ended | fx.PageQueue | fx.Deliver | fx.BudgetFreed | fx.Wanted) -> KVEvent:
     if isinstance(e, fx.Ended):
         return KVEnded(e.room, e.status, e.reason, e.message)
     if isinstance(e, fx.PageQueue):
         return KVReady(e.room, e.manifest.n_tokens, e.manifest.n_pages, e.first)
     if isinstance(e, fx.Deliver):
         return KVLanded(e.room, e.attempt, e.packed)
-    return KVReleased()
+    return KVWanted(e.room) if isinstance(e, fx.Wanted) else KVReleased()

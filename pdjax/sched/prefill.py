@@ -9,7 +9,7 @@ from __future__ import annotations
 from pdjax.core.kvpoll import KVPoll
 from pdjax.core.pools import packed_bytes, pages_for
 from pdjax.core.wire import FirstToken
-from pdjax.engine.base import KVEvent, KVReleased
+from pdjax.engine.base import KVEvent, KVReleased, KVWanted
 from pdjax.engine.ports import Sampled
 from pdjax.sched.batch import Fifo, Seq
 from pdjax.sched.disaggregation import RoomTable
@@ -18,15 +18,18 @@ from pdjax.sched.scheduler import Scheduler, failure_of
 
 
 class SchedulerDisaggregationPrefillMixin(RoomTable):
-    """submit → budget (FIFO, the head waits) → pages → prefill → send → final Output (protocol §4)."""
+    """submit → (gated: D's hello) → budget (FIFO, the head waits) → pages → prefill → send → final Output (protocol §4)."""
 
     def _init_disaggregation(self) -> None:
         self._init_rooms()
+        self.gate = Fifo(
+            "gate", waiting=True
+        )  # gated: who waits for a D holds up nobody whose D is there (V9)
         self.budget_queue = Fifo("budget_queue", waiting=True)
         self._try_budget = False  # the head has not been told no since budget came back or the head changed
 
     def _queues(self) -> tuple[Fifo, ...]:
-        return (self.budget_queue, *super()._queues())
+        return (self.gate, self.budget_queue, *super()._queues())
 
     def step(self) -> bool:
         return self._event_loop_prefill_disagg()
@@ -54,7 +57,7 @@ class SchedulerDisaggregationPrefillMixin(RoomTable):
         self._create_send_queue(seq)
 
     def _create_send_queue(self, seq: Seq) -> None:
-        """The request's sender; then it stands in the queue for budget."""
+        """The request's sender; then it stands in the queue for budget, or before it until its D has come."""
         if not self._enter_room(seq):
             return
         try:
@@ -63,6 +66,12 @@ class SchedulerDisaggregationPrefillMixin(RoomTable):
         except Exception as error:
             self._fail(seq, error)
             return
+        if seq.sender.wanted():
+            self._queue_for_budget(seq)
+        else:
+            self._move(seq, self.gate)
+
+    def _queue_for_budget(self, seq: Seq) -> None:
         self._move(seq, self.budget_queue)
         self._try_budget = True
 
@@ -90,6 +99,10 @@ class SchedulerDisaggregationPrefillMixin(RoomTable):
     def _handle_event(self, event: KVEvent) -> None:
         if isinstance(event, KVReleased):
             self._try_budget = True
+        elif isinstance(event, KVWanted):
+            seq = self._rooms.get(event.room)
+            if seq is not None and seq.queue is self.gate:  # else it has met its D before it was taken in
+                self._queue_for_budget(seq)
         else:
             super()._handle_event(event)
 

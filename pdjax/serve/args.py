@@ -191,9 +191,9 @@ class ServeArgs:
 
     def check(self) -> None:
         """Raises ConfigError with one line that says what to change."""
-        for spec in fields(self):
+        for spec, owner in [(spec, one) for one in (self, self.settings) for spec in fields(one)]:
             choices = spec.metadata.get("choices")
-            value = getattr(self, spec.name)
+            value = getattr(owner, spec.name)
             if choices and value not in choices:
                 raise ConfigError(f"--{spec.metadata['flag']} {value}: choose one of {', '.join(choices)}")
         for name, least in _LEAST.items():

@@ -129,7 +129,7 @@ class _Draw(Faults):
                 "heartbeat_interval_s": 0.9,
                 "heartbeat_ttl_s": 2.0,
                 "unpulled_budget_bytes": rng.choice([0, 1, 3000, 20000]),
-                "gated": rng.random() < 0.2,
+                "prefill_gate": "gated" if rng.random() < 0.2 else "eager",
             }
             settings = PDSettings(**values)
             if not settings.check():

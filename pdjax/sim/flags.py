@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import fields
+from dataclasses import Field, fields
 from functools import lru_cache
 from typing import Any, cast, get_args
 
@@ -42,7 +42,7 @@ def node_spec(
     switches: dict[str, bool] = {}
     for (flag, path), value in flags.items():
         if flag in _SETTINGS:
-            settings[_SETTINGS[flag].name] = _setting(value, _SETTINGS[flag].default, path)
+            settings[_SETTINGS[flag].name] = _setting(value, _SETTINGS[flag], path)
         elif flag in _NUMBERS:
             if type(value) is not int or not _NUMBERS[flag] <= value <= MAX_COUNT:
                 raise TraceError(
@@ -55,7 +55,7 @@ def node_spec(
                 raise TraceError(path, f"a text expected, {show(value)} found")
             texts[flag] = value
         elif flag in _SWITCHES:
-            switches[flag] = _setting(value, False, path)
+            switches[flag] = _switch(value, path)
         else:
             known = ", ".join([*_SETTINGS, *_NUMBERS, *_TEXTS, *_SWITCHES])
             raise TraceError(path, f"the simulated servers have no such flag; they have {known}")
@@ -96,12 +96,21 @@ def _broken(settings: PDSettings) -> tuple[str, ...]:
 SIM_MODEL = SimModel(n_vocab=1 << 20)
 
 
-def _setting(value: Any, default: Any, path: str) -> Any:
-    if isinstance(default, bool):
-        if not isinstance(value, bool):
-            raise TraceError(path, f"true or false expected, {show(value)} found")
+def _switch(value: Any, path: str) -> bool:
+    if not isinstance(value, bool):
+        raise TraceError(path, f"true or false expected, {show(value)} found")
+    return value
+
+
+def _setting(value: Any, spec: Field[Any], path: str) -> Any:
+    choices = spec.metadata["choices"]
+    if choices:
+        if value not in choices:
+            raise TraceError(path, f"one of {', '.join(choices)} expected, {show(value)} found")
         return value
-    if isinstance(default, int):
+    if isinstance(spec.default, bool):
+        return _switch(value, path)
+    if isinstance(spec.default, int):
         if type(value) is not int or not 0 <= value <= MAX_COUNT:
             raise TraceError(path, f"a whole number up to {MAX_COUNT:,} expected, {show(value)} found")
         return value

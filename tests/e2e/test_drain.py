@@ -24,20 +24,22 @@ def leaving(tmp_path_factory):
 
 
 NODES = ("prefill-0", "decode-0")
+SOON = ("--drain-timeout", "0.5")
+GATED = ("--disaggregation-prefill-gate", "gated")
 
 
-def pair_up(fleet, *d_options):
-    """Both serve, D with these options: who has ended in the test before, or has others, is started again."""
-    if fleet.__dict__.setdefault("d_options", ()) != d_options and any(
-        child.name == "decode-0" for child in fleet.children
-    ):
-        fleet.child("decode-0").tell(signal.SIGTERM)
-        has_ended(fleet, "decode-0")
-    fleet.d_options = d_options
-    there = {child.name for child in fleet.children}
-    for name in NODES:
-        if name not in there:
-            fleet.restart(name, [*fleet.commands[name], *(d_options if name == "decode-0" else ())])
+def pair_up(fleet, *, p=(), d=()):
+    """Both serve with these options: who has ended in the test before, or has others, is started again."""
+    given = fleet.__dict__.setdefault("given", dict.fromkeys(NODES, ()))
+    for name, options in zip(NODES, (p, d), strict=True):
+        alive = any(child.name == name for child in fleet.children)
+        if alive and given[name] != options:
+            fleet.child(name).tell(signal.SIGTERM)
+            has_ended(fleet, name)
+            alive = False
+        if not alive:
+            fleet.restart(name, [*fleet.commands[name], *options])
+        given[name] = options
     eventually_serves(fleet)
 
 
@@ -89,7 +91,7 @@ def test_a_draining_d_finishes_what_it_decodes_and_refuses_the_rest(leaving):
 
 def test_a_draining_p_keeps_its_kv_until_it_is_pulled(leaving):
     """Asked over HTTP; a D whose half comes later still finds it."""
-    pair_up(leaving, "--drain-timeout", "0.5")
+    pair_up(leaving, d=SOON)
     request = body(leaving, 4)
     assert leaving.post("prefill-0", "/generate", request).status_code == 200
     assert leaving.post("prefill-0", "/drain", {}).json()["draining"] is True
@@ -100,10 +102,24 @@ def test_a_draining_p_keeps_its_kv_until_it_is_pulled(leaving):
     has_ended(leaving, "prefill-0")
 
 
+def test_a_gated_p_computes_nothing_for_a_d_that_is_not_there(leaving):
+    pair_up(leaving, p=GATED, d=SOON)
+    request = body(leaving, 4)
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        before = leaving.state("prefill-0")["prefill_tokens"]
+        waiting = pool.submit(leaving.post, "prefill-0", "/generate", request)
+        assert until(lambda: leaving.state("prefill-0")["gate"] == 1)
+        shown = leaving.http.get(f"{leaving.url('prefill-0')}/debug/rooms").json()["rooms"]
+        assert "a D has said hello" in shown[0]["says"], shown
+        assert leaving.state("prefill-0")["prefill_tokens"] == before
+        assert leaving.post("decode-0", "/generate", request).status_code == 200
+        assert waiting.result().status_code == 200
+
+
 @pytest.mark.parametrize("how", ["its bound", "a second signal"])
 def test_what_does_not_end_by_itself_is_ended(leaving, how):
     """The client is answered, the peer is told, and the code is 0 all the same."""
-    pair_up(leaving, *(("--drain-timeout", "0.5") if how == "its bound" else ()))
+    pair_up(leaving, p=GATED, d=SOON if how == "its bound" else ())
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         decoding = in_the_middle_of_a_stream(leaving, pool)
         leaving.post("decode-0", "/pause_generation", {"mode": "in_place"}).raise_for_status()

@@ -91,7 +91,7 @@ def test_a_room_of_d_until_it_has_its_kv():
 
 
 def test_a_gated_room_says_that_it_waits_for_a_hello():
-    world = World(gated=True)
+    world = World(prefill_gate="gated")
     world.p.claim(leg(1))
     needs = only(world.p).waits_for[0].needs
     assert needs["bound"] == t.CONDITIONS["bound"]

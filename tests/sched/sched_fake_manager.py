@@ -180,6 +180,9 @@ class _Handle:
 
 
 class FakeSender(_Handle, BaseKVSender):
+    def wanted(self) -> bool:
+        return True
+
     def admit(self, n_bytes: int) -> bool:
         self.link.admit_calls += 1
         charged = self.link.charged

@@ -7,6 +7,7 @@ import sys
 import types
 
 import pytest
+from quick_settings import another_value
 
 from pdjax.core.errors import ConfigError
 from pdjax.core.settings import PDSettings
@@ -51,10 +52,10 @@ def test_no_default_but_the_dataclasses_own(node):
 
 def test_every_setting_has_its_flag(node):
     for spec in dataclasses.fields(PDSettings):
-        flag, default = f"--{spec.metadata['flag']}", spec.default
-        argv = [flag] if default is False else [flag, str(default + 1)]
+        flag, value = f"--{spec.metadata['flag']}", another_value(spec)
+        argv = [flag] if value is True else [flag, str(value)]
         assert cli.run(["serve", "--model", "tiny", *argv]) == 0, flag
-        want = dataclasses.replace(PDSettings(), **{spec.name: True if default is False else default + 1})
+        want = dataclasses.replace(PDSettings(), **{spec.name: value})
         assert node.calls[-1].settings == want
 
 
@@ -80,6 +81,7 @@ def test_rfc_flags(node):
         ("--model m --port -1", "--port -1"),
         ("--model m --nonsense", "--nonsense"),
         ("--model m --dtype int4", "choose one of auto, float32, bfloat16"),
+        ("--model m --disaggregation-prefill-gate shut", "choose one of eager, gated"),
         ("--model m --num-pages 1", "--num-pages 1: must be at least 2"),
         ("--model m --page-size 0", "--page-size"),
         ("--model m --max-queue 0", "--max-queue"),

@@ -6,6 +6,7 @@ import sys
 import types
 
 import pytest
+from quick_settings import another_value
 
 from pdjax.core.errors import ConfigError
 from pdjax.core.settings import PDSettings
@@ -62,8 +63,8 @@ def test_the_order_of_flag_and_file_does_not_matter(node, write):
 
 
 def test_every_flag_can_stand_in_the_file(node, write):
-    settings = {spec.metadata["flag"]: spec.default for spec in dataclasses.fields(PDSettings)}
-    lines = [f"{flag}: {'true' if value is False else value + 1}" for flag, value in settings.items()]
+    values = {spec.metadata["flag"]: another_value(spec) for spec in dataclasses.fields(PDSettings)}
+    lines = [f"{flag}: {'true' if value is True else value}" for flag, value in values.items()]
     assert cli.run(["serve", "--config", write("\n".join(["model: m", *lines]))]) == 0
     assert node[0].settings.lease_s == PDSettings().lease_s + 1 and node[0].settings.gated is True
 
@@ -75,10 +76,10 @@ def test_the_environment_can_name_the_file(node, write, monkeypatch):
 
 
 def test_a_flag_can_take_back_what_the_file_turns_on(node, write):
-    file = write("model: m\ndisaggregation-prefill-gated: true\n")
+    file = write("model: m\ndisable-radix-cache: true\n")
     assert cli.run(["serve", "--config", file]) == 0
-    assert cli.run(["serve", "--config", file, "--no-disaggregation-prefill-gated"]) == 0
-    assert [args.settings.gated for args in node] == [True, False]
+    assert cli.run(["serve", "--config", file, "--no-disable-radix-cache"]) == 0
+    assert [args.disable_radix_cache for args in node] == [True, False]
 
 
 def test_a_value_is_the_text_that_stands_there(node, write):
@@ -209,15 +210,13 @@ def test_up_gives_its_children_what_its_file_says_unless_the_environment_does(mo
         "prefill": Setting(2, 2),
         "page-size": Setting(8, 3),
         "num-pages": Setting(99, 4),
-        "disaggregation-prefill-gated": Setting(True, 5),
+        "disable-radix-cache": Setting(True, 5),
     }
     got = local.from_file(settings, {"PDJAX_NUM_PAGES": "5"})
-    assert got == ("--page-size", "8", "--disaggregation-prefill-gated")
+    assert got == ("--page-size", "8", "--disable-radix-cache")
     staging = {"disaggregation-host-staging": Setting(True, 1)}
     assert local.from_file(staging, {"TPU_ENABLE_D2H_TRANSFER": "0"}) == ()
-    assert local.from_file({"disaggregation-prefill-gated": Setting(False, 1)}, {}) == (
-        "--no-disaggregation-prefill-gated",
-    )
+    assert local.from_file({"disable-radix-cache": Setting(False, 1)}, {}) == ("--no-disable-radix-cache",)
     with pytest.raises(ConfigError, match="pdjax up chooses it itself"):
         local.from_file({"instance-id": Setting("x", 1)}, {})
 

@@ -184,7 +184,7 @@ def test_gated_p_does_not_expire_a_room_that_has_its_d() -> None:
     from pdjax.core.sender import SenderSide
     from pdjax.core.settings import PDSettings
 
-    side = SenderSide(PDSettings(gated=True), 1 << 32, "f", 1, Budget(1))
+    side = SenderSide(PDSettings(prefill_gate="gated"), 1 << 32, "f", 1, Budget(1))
     side.handle(7, Event("leg"), 0.0, "a")
     assert "bootstrap" in side.rooms[7].timers
     hello = wire.Hello(room=7, attempt=1, ack_epoch=0, fingerprint="f", digest="a")

@@ -160,7 +160,7 @@ WRONG = [
     # flags
     ("world.flags", {"disaggregation-leese": 2}, "world.flags.disaggregation-leese", "no such flag"),
     ("world.flags", {"disaggregation-lease": "2"}, "world.flags.disaggregation-lease", "number of seconds"),
-    ("world.flags", {"disaggregation-prefill-gated": 1}, "world.flags.disaggregation-prefill-gated", "true or false"),
+    ("world.flags", {"disaggregation-prefill-gate": 1}, "world.flags.disaggregation-prefill-gate", "one of eager, gated"),
     ("world.flags", {"d0": {"disaggregation-max-rooms": 1.5}}, "world.flags.d0.disaggregation-max-rooms", "whole number"),
     ("world.flags", {"d4": {"disaggregation-lease": 3}}, "world.flags.d4", "no node d4"),
     ("world.flags", {"disaggregation-lease": 4.0}, "world.flags", "timers that cannot work on p0: "),

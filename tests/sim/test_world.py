@@ -224,7 +224,7 @@ def test_an_abort_that_is_not_quiet_is_not_answered_back_and_forth():
 
 
 def test_gated_prefills_only_after_a_hello():
-    world = World(settings=dataclasses.replace(QUICK, gated=True))
+    world = World(settings=dataclasses.replace(QUICK, prefill_gate="gated"))
     p = world.nodes["p0"].submit("r5", 5, PROMPT, SamplingParams(max_new_tokens=3))
     world.run(limit_s=0.5)
     assert world.nodes["p0"].scheduler.counts["prefill_tokens"] == 0
@@ -234,6 +234,19 @@ def test_gated_prefills_only_after_a_hello():
     alone = world.nodes["p0"].submit("r6", 6, PROMPT, SamplingParams(max_new_tokens=3))
     assert world.run(ended(alone), QUICK.bootstrap_timeout_s + 1)
     assert alone.end.failure.reason == "bootstrap_timeout"
+    assert_free(world)
+
+
+def test_a_gated_room_whose_d_is_missing_holds_up_nobody():
+    """It waited at the head of the queue for budget, and all behind it waited until its bootstrap timer."""
+    world = World(settings=dataclasses.replace(QUICK, prefill_gate="gated"))
+    alone = world.nodes["p0"].submit("r5", 5, PROMPT, SamplingParams(max_new_tokens=3))
+    world.run(limit_s=0.1)
+    p, d = world.request(6, PROMPT, 3)
+    assert world.run(ended(p, d), 0.5)
+    assert is_right(world, d, PROMPT, 3) and alone.end is None
+    world.nodes["p0"].scheduler.abort("r5")
+    assert world.run(ended(alone), 0.5)
     assert_free(world)
 
 

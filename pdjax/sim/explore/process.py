@@ -75,7 +75,7 @@ class Processes:
 
     def __init__(self, config: Config) -> None:
         self.config = config
-        self.settings = PDSettings(gated=config.gated)
+        self.settings = PDSettings(prefill_gate="gated" if config.gated else "eager")
         self.names = config.nodes
         self.index = {n: i for i, n in enumerate(self.names)}
         self._memo: dict[tuple[Frozen, str, Op], Outcome] = {}

@@ -72,6 +72,7 @@ class Track:
     peer: str = ""  # that this record is bound to
     peer_epoch: str = "0"
     began_ms: float = 0.0
+    bound_ms: float = -1.0  # P: when a D first said hello
     ended_ms: float = 0.0
     reserved: int = 0
     released: int = 0

@@ -223,6 +223,7 @@ class Monitor:
             elif effect in ("free_budget", "to_limbo"):
                 track.released += 1
             elif effect in ("bind", "bind_peer"):
+                track.bound_ms = track.bound_ms if track.peer else line["t"]
                 track.peer, track.peer_epoch = line.get("peer", track.peer), line.get("peer_epoch", "0")
             elif effect == "bind_early":
                 record = self._record(life, room)

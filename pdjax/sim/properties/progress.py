@@ -99,7 +99,7 @@ class V5(Property):
 class V9(Property):
     name = "V9"
     sentence = "a stuck request delays others by a bounded time; pages are given first come, first served"
-    bound = "FIFO by ready on D, by leg on P"
+    bound = "FIFO by ready on D, by leg on P, by D's hello on a gated P"
     hears = ("transition",)
 
     @staticmethod
@@ -119,9 +119,18 @@ class V9(Property):
                         f"{track}: its pull starts before that of room {other.room}, ready earlier", line
                     )
         elif "reserve" in line["effects"]:
+            gated = self.ctx.settings(track.node).gated
+            came_ms = self._came_ms(track, gated)
             for other in life.rooms.values():
-                if other.state == "Bootstrapping" and other.began_ms < track.began_ms - STEP_MS:
+                if other.state == "Bootstrapping" and self._came_ms(other, gated) < came_ms - STEP_MS:
                     self.breach(f"{track}: admitted before room {other.room}, which came earlier", line)
+
+    @staticmethod
+    def _came_ms(track: Track, gated: bool) -> float:
+        """When it could first ask for budget; a room that waits for its D has no place in the order."""
+        if not gated:
+            return track.began_ms
+        return max(track.began_ms, track.bound_ms) if track.peer else float("inf")
 
 
 class V11(Property):
@@ -156,9 +165,13 @@ class V11(Property):
         """The head of the queue for budget or pages, if nothing keeps it there."""
         scheduler = node.scheduler
         if node.role == "prefill":
+            rooms = node.manager.sender.rooms
+            for seq in scheduler.gate:
+                if (record := rooms.get(seq.req.room)) is not None and record.state == 1 and record.peer:
+                    return seq
             seq = scheduler.budget_queue.head()
-            record = node.manager.sender.rooms.get(seq.req.room) if seq is not None else None
-            if record is None or record.state != 1 or (record.settings.gated and not record.peer):
+            record = rooms.get(seq.req.room) if seq is not None else None
+            if record is None or record.state != 1:
                 return None
             return seq if node.manager.sender.budget.can(seq.kv_bytes) else None
         seq = scheduler.page_queue.head()
