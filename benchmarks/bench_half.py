@@ -29,7 +29,8 @@ from pdjax.engine.jax_transfer.transport import JaxTransferKVEngine
 from pdjax.engine.kernels.checksum import Verify
 from pdjax.engine.manager import Ports
 from pdjax.model.checkpoint import load_model
-from pdjax.model.runner import JaxRunner, RunnerSettings
+from pdjax.model.runner import JaxRunner
+from pdjax.model.settings import RunnerSettings
 from pdjax.model.tiny import make_tiny_model
 
 LAYERS = 30
@@ -52,7 +53,9 @@ def make_runner(num_pages: int, verify: Verify) -> JaxRunner:
         )
         return JaxRunner(
             load_model(model, dtype=np.float32),
-            RunnerSettings(num_pages=num_pages, page_size=PAGE_SIZE, verify=verify),
+            RunnerSettings(
+                num_pages=num_pages, page_size=PAGE_SIZE, max_batch=2, chunk_tokens=PAGE_SIZE, verify=verify
+            ),
         )
 
 

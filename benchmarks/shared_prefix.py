@@ -14,7 +14,8 @@ from collections import defaultdict
 from bench_common import Report, finish, model_name, parse
 
 from pdjax.model.fetch import resolve_model
-from pdjax.model.runner import JaxRunner, RunnerSettings
+from pdjax.model.runner import JaxRunner
+from pdjax.model.settings import RunnerSettings
 from pdjax.sched.factory import make_scheduler
 from pdjax.sched.request import Output, Request, SamplingParams
 from pdjax.sched.scheduler import SchedulerConfig

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,37 +19,22 @@ import numpy as np
 from jax.experimental.compilation_cache import compilation_cache
 
 from pdjax.core.budget import Slot
-from pdjax.core.errors import ConfigError
 from pdjax.core.pools import Fingerprint, PoolTransferSpec, packed_bytes, plan_parts
 from pdjax.engine.base import Packed
-from pdjax.engine.kernels.checksum import VERIFY_MODES, Verify, checksum, chosen
+from pdjax.engine.kernels.checksum import checksum, chosen
 from pdjax.engine.kernels.host_staging import HostStage
-from pdjax.engine.kernels.layout import pool_shape
 from pdjax.engine.kernels.mover import make_mover
 from pdjax.engine.kernels.plan import check_parts, gather_ids, scatter_ids
 from pdjax.engine.ports import NO_SLOT, DecodeRow, PrefillChunk, Sampled, SampleSpec
-from pdjax.model.buckets import bucket, make_buckets
+from pdjax.model.buckets import bucket
 from pdjax.model.checkpoint import LoadedModel, fingerprint, load_model
 from pdjax.model.programs import programs_for
 from pdjax.model.sampler import Draw, Sampler
+from pdjax.model.settings import RunnerSettings
+from pdjax.model.shared_compiles import Job, run_jobs
+from pdjax.model.sizes import Sizes, check, resolve_dtype
 
-LAYOUT = "list[layer](page, token, k0 v0 k1 v1 ..)"  # fingerprint: how the bytes of a pool are to be read
-DTYPES = ("auto", "float32", "bfloat16")
 _IN_SLOT = -1  # in a column of tokens: take it from the request's slot
-
-
-@dataclass(frozen=True)
-class RunnerSettings:
-    """Sizes of the pools and of the compiled programs. num_pages includes the reserved page 0."""
-
-    num_pages: int = 1024
-    page_size: int = 16  # tokens
-    max_batch: int = 16  # rows of the largest decode step
-    chunk_tokens: int = 512  # tokens of the largest prefill call
-    context_tokens: int = 0  # longest request; 0: what the model and the pools allow
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # of weights and KV: see resolve_dtype
-    verify: Verify = "all"
-    compilation_cache: str = ""  # directory for compiled programs, kept between runs; empty: none
 
 
 class JaxRunner:
@@ -60,38 +45,21 @@ class JaxRunner:
 
     def __init__(self, model: LoadedModel, settings: RunnerSettings) -> None:
         cfg = model.config
+        sizes = Sizes.of(cfg, settings)
         self.config = cfg
         self.weights_digest = model.digest
         self.page_size = settings.page_size
         self.num_pages = settings.num_pages
         self._verify = settings.verify
-        _check(settings)
         self._device = jax.devices()[0]
-        self.dtype = resolve_dtype(settings.dtype)
-        self.context_tokens = _context(settings, cfg.max_position)
-        self.buckets = make_buckets(
-            chunk_tokens=min(settings.chunk_tokens, self.context_tokens),
-            max_batch=settings.max_batch,
-            max_pages=-(-self.context_tokens // self.page_size),
-        )
+        self.dtype, self.context_tokens, self.buckets = sizes.dtype, sizes.context_tokens, sizes.buckets
         self.max_batch = self.buckets.max_batch
-        platform = jax.default_backend()
-        shape = pool_shape((self.num_pages, self.page_size, cfg.kv_width), self.dtype, platform)
-        self.pools: Sequence[PoolTransferSpec] = (
-            PoolTransferSpec(
-                name="kv",
-                pool_type="kv",
-                dtype=str(self.dtype),
-                shape=shape,
-                n_layers=cfg.n_layers,
-                page_bytes=self.page_size * shape[2] * self.dtype.itemsize,
-                metadata={"layout": LAYOUT if shape[2] == cfg.kv_width else f"{LAYOUT} {shape[2]} wide"},
-            ),
-        )
+        self.pools: Sequence[PoolTransferSpec] = (sizes.pool,)
+        shape = sizes.pool.shape
         self._kv = [jax.device_put(jnp.zeros(shape, self.dtype), self._device) for _ in range(cfg.n_layers)]
         self._params = jax.tree.map(self._weight, model.params)
         self._stage = HostStage(self._device)
-        self._mover = make_mover(platform, str(self.dtype))
+        self._mover = make_mover(jax.default_backend(), str(self.dtype))
         self._programs = programs_for(cfg)
         self._sampler = Sampler(self._programs, cfg.vocab_size)
         self._slots = jax.device_put(jnp.zeros(self.max_batch + 1, jnp.int32), self._device)
@@ -100,13 +68,14 @@ class JaxRunner:
         self._last_hidden: jax.Array | None = None  # of the latest prefill call
         self._owner: int | None = None
         self._gathers = 0
-        if settings.compilation_cache:
-            _use_compilation_cache(settings.compilation_cache)
+        self._shared = Path(settings.compilation_cache) if settings.compilation_cache else None
+        if self._shared is not None:
+            _use_compilation_cache(str(self._shared))
 
     @classmethod
     def from_directory(cls, directory: Path, settings: RunnerSettings) -> JaxRunner:
         """Load a Hugging Face directory and make its runner. Raises ConfigError for what cannot be served."""
-        _check(settings)
+        check(settings)
         return cls(load_model(directory, dtype=resolve_dtype(settings.dtype)), settings)
 
     # ------------------------------------------------------------ engine.ports.Runner
@@ -235,33 +204,28 @@ class JaxRunner:
         """Compile what requests of at most max_tokens (0: the whole context) can need; the number of programs.
 
         Call it before the instance registers: a compile takes seconds and nothing may wait for it later
-        (protocol §7). It writes to the reserved page only. A prefill instance needs no decode and scatter.
+        (protocol §7). It writes to the reserved page only. A prefill instance needs no decode and scatter. Servers
+        with the same compilation cache share the work (shared_compiles).
         """
         most = min(max_tokens or self.context_tokens, self.context_tokens)
         before = sum(self.compiles.values())
+        jobs: list[Job] = []
         if prefill:
-            for t, p in self.buckets.prefill_shapes(most, self.page_size):
-                tokens, table = np.zeros(t, np.int32), np.zeros(p, np.int32)
-                _, _, self._kv = self._programs.prefill(
-                    self._params, self._kv, tokens, np.int32(0), np.int32(1), table
-                )
-            self._warm_sampler([1], score=True)
+            shapes = self.buckets.prefill_shapes(most, self.page_size)
+            jobs += [(f"prefill {shape}", partial(self._warm_prefill, *shape)) for shape in shapes]
+            jobs += self._draw_jobs([1])
+            jobs.append(("score", self._warm_score))
         if decode:
-            for b, p in self.buckets.decode_shapes(most, self.page_size):
-                row, tables = np.zeros(b, np.int32), np.zeros((b, p), np.int32)
-                slot = self._slot_column([], b)
-                _, self._kv = self._programs.decode(
-                    self._params, self._kv, row, self._slots, slot, row, tables
-                )
-            self._warm_sampler(self.buckets.batch, score=False)
-        for n in self.buckets.transfer_shapes(most, self.page_size) if gather or scatter else ():
-            parts = plan_parts(self.pools, n)
-            reserved = np.zeros(n, np.int32)
+            shapes = self.buckets.decode_shapes(most, self.page_size)
+            jobs += [(f"decode {shape}", partial(self._warm_decode, *shape)) for shape in shapes]
+            jobs += self._draw_jobs(self.buckets.batch)
+        for n in self.buckets.transfer_shapes(most, self.page_size):
             if gather:
-                self._mover.gather([self._kv], reserved, parts)
+                jobs.append((f"gather {n}", partial(self._warm_gather, n)))
             if scatter:
-                arrays = [np.zeros(part.shape, self.dtype) for part in parts]
-                [self._kv] = self._mover.scatter([self._kv], arrays, reserved, parts)
+                jobs.append((f"scatter {n}", partial(self._warm_scatter, n)))
+        mine = f"{self.config.hash} {self.pools[0].shape} {self.dtype}"
+        run_jobs([(f"{mine} {name}", job) for name, job in jobs], self._shared)
         for array in self._kv:
             array.block_until_ready()
         return sum(self.compiles.values()) - before
@@ -286,6 +250,36 @@ class JaxRunner:
         for slot in slots:
             self._stage.prepare(slot, plan_parts(self.pools, sizes[slot.n_bytes]))
         jax.block_until_ready([slot.arrays for slot in slots])
+
+    def _warm_prefill(self, n_tokens: int, n_pages: int) -> None:
+        tokens, table = np.zeros(n_tokens, np.int32), np.zeros(n_pages, np.int32)
+        _, _, self._kv = self._programs.prefill(
+            self._params, self._kv, tokens, np.int32(0), np.int32(1), table
+        )
+
+    def _warm_decode(self, n_rows: int, n_pages: int) -> None:
+        row, tables = np.zeros(n_rows, np.int32), np.zeros((n_rows, n_pages), np.int32)
+        slot = self._slot_column([], n_rows)
+        _, self._kv = self._programs.decode(self._params, self._kv, row, self._slots, slot, row, tables)
+
+    def _draw_jobs(self, rows: Sequence[int]) -> list[Job]:
+        return [(f"draw {n}", partial(self._warm_draw, n)) for n in rows]
+
+    def _warm_draw(self, n_rows: int) -> None:
+        none = self._slot_column([], n_rows)
+        self._slots = self._programs.keep(self._slots, none, np.zeros(n_rows, np.int32))
+        self._sampler.warm_up(n_rows)
+
+    def _warm_score(self) -> None:
+        self._sampler.score(self._params, np.zeros((1, self.config.hidden_size), self.dtype), [0], 1)
+
+    def _warm_gather(self, n_pages: int) -> None:
+        self._mover.gather([self._kv], np.zeros(n_pages, np.int32), plan_parts(self.pools, n_pages))
+
+    def _warm_scatter(self, n_pages: int) -> None:
+        parts = plan_parts(self.pools, n_pages)
+        arrays = [np.zeros(part.shape, self.dtype) for part in parts]
+        [self._kv] = self._mover.scatter([self._kv], arrays, np.zeros(n_pages, np.int32), parts)
 
     def _own(self) -> None:
         """The first caller's thread owns the runner; any other is refused before it touches the pools."""
@@ -323,47 +317,9 @@ class JaxRunner:
         self._slots = self._programs.keep(self._slots, slot, draw.tokens)
         return draw
 
-    def _warm_sampler(self, rows: Sequence[int], *, score: bool) -> None:
-        for n in rows:
-            self._slots = self._programs.keep(self._slots, self._slot_column([], n), np.zeros(n, np.int32))
-        self._sampler.warmup(self._params, self.config.hidden_size, self.dtype, rows, score=score)
-
     def _weight(self, value: Any) -> jax.Array:
         weight: jax.Array = jax.device_put(jnp.asarray(value, self.dtype), self._device)
         return weight
-
-
-def resolve_dtype(name: str) -> np.dtype[Any]:
-    """float32 on CPU (bfloat16 is 4 to 8 times slower there, facts/model §0.2), bfloat16 elsewhere."""
-    if name == "auto":
-        name = "float32" if jax.default_backend() == "cpu" else "bfloat16"
-    return jnp.dtype(name)
-
-
-def _check(settings: RunnerSettings) -> None:
-    if settings.num_pages < 2:
-        raise ConfigError(f"num_pages={settings.num_pages} must be at least 2: page 0 is reserved")
-    if settings.page_size < 1:
-        raise ConfigError(f"page_size={settings.page_size} must be at least 1 token")
-    if settings.dtype not in DTYPES:
-        raise ConfigError(f"dtype={settings.dtype!r} must be one of {list(DTYPES)}")
-    if settings.verify not in VERIFY_MODES:
-        raise ConfigError(f"verify={settings.verify!r} must be one of {list(VERIFY_MODES)}")
-
-
-def _context(settings: RunnerSettings, max_position: int) -> int:
-    """Longest request in tokens: what was asked, at most what the model knows and the pools hold."""
-    asked = settings.context_tokens
-    if asked > max_position:
-        raise ConfigError(
-            f"context_tokens={asked} is more than the model's max_position_embeddings={max_position}"
-        )
-    held = (settings.num_pages - 1) * settings.page_size
-    if asked > held:
-        raise ConfigError(
-            f"context_tokens={asked} does not fit: {settings.num_pages - 1} pages hold {held} tokens"
-        )
-    return asked or min(max_position, held)
 
 
 def _use_compilation_cache(directory: str) -> None:

@@ -97,14 +97,11 @@ class Sampler:
             out += _sampled(targets, logprobs, (n_top,) * n, (top[0], top[1]))
         return out
 
-    def warmup(self, params: Any, hidden_size: int, dtype: Any, rows: Sequence[int], *, score: bool) -> None:
-        """Compile every program that rows of these many logits may need."""
-        for n in rows:
-            logits = jax.numpy.zeros((n, self._vocab_size), np.float32)
-            for spec in self._examples():
-                self.launch(logits, [spec], [1]).wait()
-        if score:
-            self.score(params, np.zeros((1, hidden_size), dtype), [0], 1)
+    def warm_up(self, n_rows: int) -> None:
+        """Compile every program that so many rows of logits may need."""
+        logits = jax.numpy.zeros((n_rows, self._vocab_size), np.float32)
+        for spec in self._examples():
+            self.launch(logits, [spec], [1]).wait()
 
     def _examples(self) -> Iterator[SampleSpec]:
         yield SampleSpec(n_top=1)

@@ -15,6 +15,8 @@ from pdjax.core.errors import ConfigError
 from pdjax.core.settings import MAX_TIMER_S, PDSettings
 from pdjax.engine.bootstrap.registry import DEFAULT_PORT
 from pdjax.engine.kernels.checksum import VERIFY_MODES
+from pdjax.model.settings import DTYPES, RunnerSettings
+from pdjax.sched.config import SchedulerConfig
 from pdjax.serve.log import FORMATS, LEVELS
 
 WILDCARDS = ("0.0.0.0", "::", "")
@@ -66,8 +68,12 @@ class ServeArgs:
     num_pages: int = arg("num-pages", "pages of the KV pool, the reserved one included", 1024)
     page_size: int = arg("page-size", "tokens in a page", 16)
     max_running_requests: int = arg("max-running-requests", "rows of the largest decode step", 16)
-    max_queue: int = arg("max-queue", "requests taken in and not started; one beyond gets 503", 1024)
-    chunked_prefill_size: int = arg("chunked-prefill-size", "prompt tokens computed in one step", 512)
+    max_queue: int = arg(
+        "max-queue", "requests taken in and not started; one beyond gets 503", SchedulerConfig.max_queue
+    )
+    chunked_prefill_size: int = arg(
+        "chunked-prefill-size", "prompt tokens computed in one step", SchedulerConfig.chunked_prefill_size
+    )
     disable_radix_cache: bool = arg(
         "disable-radix-cache",
         "compute every prompt whole, also where it begins like an earlier one (D: always)",
@@ -77,7 +83,7 @@ class ServeArgs:
         "disable-overlap-schedule", "read what a step sampled before the next one is launched", False
     )
     dtype: Literal["auto", "float32", "bfloat16"] = arg(
-        "dtype", "of weights and KV", "auto", ("auto", "float32", "bfloat16")
+        "dtype", "of weights and KV", RunnerSettings.dtype, DTYPES
     )
     log_format: Literal["json", "text"] = arg(
         "log-format", "of the server's log on standard error", "json", FORMATS
@@ -147,7 +153,7 @@ class ServeArgs:
     verify: Literal["off", "sampled", "all"] = arg(
         "disaggregation-verify",
         "which transferred parts are checksummed",
-        "all",
+        RunnerSettings.verify,
         VERIFY_MODES,
     )
     settings: PDSettings = field(default_factory=PDSettings)

@@ -11,9 +11,11 @@ from typing import Any
 from pdjax.core.pools import Fingerprint
 from pdjax.core.wire import PROTOCOL_VERSION
 from pdjax.engine.jax_transfer.servers import TRANSFER_SIZE, TRANSPORT_ADDRESSES
-from pdjax.model.checkpoint import load_model
+from pdjax.model.checkpoint import fingerprint, load_model
 from pdjax.model.fetch import cache_root, resolve_model, tokenizer_directory
-from pdjax.model.runner import JaxRunner, RunnerSettings, resolve_dtype
+from pdjax.model.runner import JaxRunner
+from pdjax.model.settings import RunnerSettings
+from pdjax.model.sizes import Sizes, resolve_dtype
 from pdjax.model.tokenizer import Tokenizer
 from pdjax.serve.args import ServeArgs
 
@@ -28,11 +30,8 @@ class Model:
     info: dict[str, Any]
 
 
-def load(args: ServeArgs) -> Model:
-    """Read model and tokenizer, make the pools. Raises ConfigError."""
-    path = resolve_model(args.model)
-    tokenizer = Tokenizer(path)
-    settings = RunnerSettings(
+def _settings(args: ServeArgs) -> RunnerSettings:
+    return RunnerSettings(
         num_pages=args.num_pages,
         page_size=args.page_size,
         max_batch=args.max_running_requests,
@@ -42,8 +41,14 @@ def load(args: ServeArgs) -> Model:
         verify=args.verify,
         compilation_cache=str(cache_root() / "compiled"),
     )
-    loaded = load_model(path, dtype=resolve_dtype(settings.dtype))
-    runner = JaxRunner(loaded, settings)
+
+
+def load(args: ServeArgs) -> Model:
+    """Read model and tokenizer, make the pools. Raises ConfigError."""
+    path = resolve_model(args.model)
+    tokenizer = Tokenizer(path)
+    loaded = load_model(path, dtype=resolve_dtype(args.dtype))
+    runner = JaxRunner(loaded, _settings(args))
     name = args.served_model_name or args.model
     directory = tokenizer_directory(path, loaded.digest)
     info = {
@@ -58,13 +63,26 @@ def load(args: ServeArgs) -> Model:
     return Model(name, runner, tokenizer, info)
 
 
+# What both sides must agree on besides the model and its pools.
+WIRE = {
+    "protocol": PROTOCOL_VERSION,
+    "transfer_size": TRANSFER_SIZE,
+    "transport_addresses": TRANSPORT_ADDRESSES,
+}
+
+
 def fingerprint_of(runner: JaxRunner) -> Fingerprint:
     """What its peers compare with their own."""
-    return runner.fingerprint(
-        protocol=PROTOCOL_VERSION, transfer_size=TRANSFER_SIZE, transport_addresses=TRANSPORT_ADDRESSES
-    )
+    return runner.fingerprint(**WIRE)
 
 
 def own_fingerprint(args: ServeArgs) -> Fingerprint:
-    """What a server with these flags would tell its peers; reads the weights. Raises ConfigError."""
-    return fingerprint_of(load(args).runner)
+    """What a server with these flags would tell its peers. Raises ConfigError, as ``load`` does.
+
+    It reads the weights and makes no pools: the memory may be a running server's.
+    """
+    path = resolve_model(args.model)
+    Tokenizer(path)
+    loaded = load_model(path, dtype=resolve_dtype(args.dtype))
+    sizes = Sizes.of(loaded.config, _settings(args))
+    return fingerprint(loaded.config, loaded.digest, sizes.pool, **WIRE)

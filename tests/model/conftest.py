@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from pdjax.model.runner import JaxRunner, RunnerSettings
+from pdjax.model.runner import JaxRunner
+from pdjax.model.settings import RunnerSettings
 from pdjax.model.tiny import make_tiny_model
 
 MakeRunner = Callable[..., JaxRunner]

@@ -202,7 +202,9 @@ def test_nothing_compiles_after_the_warm_up() -> None:
     programs = Programs(CFG)
     sampler = Sampler(programs, VOCAB)
     params = {"norm": np.ones(64, np.float32), "embed": np.zeros((VOCAB, 64), np.float32)}
-    sampler.warmup(params, 64, np.float32, [1, 2, 6], score=True)
+    for n in (1, 2, 6):
+        sampler.warm_up(n)
+    sampler.score(params, np.zeros((1, 64), np.float32), [0], 1)
     compiled = dict(programs.draws)
     assert set(compiled.values()) == {1}
     for n in (1, 2, 6):

@@ -15,7 +15,8 @@ from pdjax.core.pools import pages_for
 from pdjax.engine.ports import DecodeRow, PrefillChunk, Sampled, SampleSpec
 from pdjax.model.checkpoint import LoadedModel, load_model
 from pdjax.model.fetch import fetch_smollm2, resolve_model
-from pdjax.model.runner import JaxRunner, RunnerSettings
+from pdjax.model.runner import JaxRunner
+from pdjax.model.settings import RunnerSettings
 from pdjax.model.tokenizer import Tokenizer
 
 # The first test fetches and converts the model; the rest compile for it.
@@ -23,7 +24,9 @@ pytestmark = [pytest.mark.model, pytest.mark.timeout(900)]
 
 REFERENCE = json.loads((Path(__file__).parent / "reference" / "smollm2.json").read_text(encoding="utf-8"))
 CASES: list[dict[str, Any]] = REFERENCE["cases"]
-SETTINGS = RunnerSettings(num_pages=400, max_batch=16, chunk_tokens=128, context_tokens=512, verify="all")
+SETTINGS = RunnerSettings(
+    num_pages=400, page_size=16, max_batch=16, chunk_tokens=128, context_tokens=512, verify="all"
+)
 GREEDY = SampleSpec()
 
 

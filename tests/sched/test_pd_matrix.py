@@ -19,7 +19,8 @@ from sched_pair import Pair
 
 from pdjax.core.pools import request_digest
 from pdjax.engine.base import Leg
-from pdjax.model.runner import JaxRunner, RunnerSettings
+from pdjax.model.runner import JaxRunner
+from pdjax.model.settings import RunnerSettings
 from pdjax.model.tiny import make_tiny_model
 from pdjax.model.tokenizer import Tokenizer
 from pdjax.sched.factory import make_scheduler

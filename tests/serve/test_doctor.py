@@ -8,6 +8,7 @@ import socket
 import httpx
 import pytest
 
+from pdjax.core.errors import ConfigError
 from pdjax.core.pools import Fingerprint, KVArgs
 from pdjax.core.settings import PDSettings
 from pdjax.engine.bootstrap.registration import registration
@@ -251,6 +252,19 @@ def test_this_server_is_compared_when_it_runs_already(registry, serve):
     found = asked(registry, port=int(url.rsplit(":", 1)[1]))
     assert found["fingerprint of mine (running) with p0"].status == "fail"
     assert "fingerprint of d1 with p0" not in found
+
+
+def test_its_own_fingerprint_is_the_servers_and_needs_no_pools(registry, monkeypatch):
+    """The pools of a server that is to run here may be larger than what is free beside one that runs already."""
+    from pdjax.serve import loading
+
+    few = args_for(registry, num_pages=16, context_length=64)
+    running = loading.fingerprint_of(loading.load(few).runner)
+    monkeypatch.setattr(loading, "JaxRunner", None)
+    assert loading.own_fingerprint(few) == running
+    assert loading.own_fingerprint(args_for(registry, num_pages=1 << 30)) == running
+    with pytest.raises(ConfigError, match="does not fit: 15 pages hold 240 tokens"):
+        loading.own_fingerprint(args_for(registry, num_pages=16, context_length=512))
 
 
 def test_this_server_is_compared_by_what_it_would_be(registry):
