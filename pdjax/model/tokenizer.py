@@ -24,6 +24,11 @@ from pdjax.model.gguf_model import gguf_config
 from pdjax.model.gguf_tokenizer import eos_ids, make_tokenizer, tokenizer_settings
 from pdjax.model.grammar import JsonGrammar, JsonGrammars
 
+# What a template's own expressions can come to with messages that it was not made for: divisions, look-ups, recursion.
+TEMPLATE_ERRORS = (
+    *(TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError),
+    RecursionError,
+)
 REPLACEMENT = "�"  # what a decoder writes for bytes that are no character (yet)
 # Tokens of context that a detokenizer keeps: a character has at most four bytes, and as many tokens.
 MIN_CONTEXT, MAX_CONTEXT = 2, 8
@@ -88,16 +93,12 @@ class Tokenizer:
         values = {"messages": messages, "add_generation_prompt": True, **self._special, **variables}
         try:
             return str(self._template.render(**values))
-        except (TemplateError, TypeError, KeyError, AttributeError) as error:
+        except TEMPLATE_ERRORS as error:
             raise ChatError(f"the chat template refuses the messages: {error}") from error
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> list[int]:
         """Tokens of ``render_chat``. The template writes every special token itself, so none is added."""
         return list(self._hf.encode(self.render_chat(messages, **variables), add_special_tokens=False).ids)
-
-    def bad_id(self, ids: Sequence[int]) -> int | None:
-        """The first id that is no token of the model, or None. An id out of range would read a foreign embedding."""
-        return next((i for i in ids if not 0 <= i < self.vocab_size), None)
 
     def detokenizer(self, skip_special_tokens: bool = True) -> Detokenizer:
         return Detokenizer(self, skip_special_tokens)

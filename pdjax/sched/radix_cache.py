@@ -2,9 +2,9 @@
 
 A tree whose edges are whole pages of tokens: a path from the root is a history from position 0, and each node has the
 page with the KV of its last page_size tokens. Edges are found by comparing the tokens themselves, so two histories are
-never taken for each other. The cache holds every page of the tree under a token of its own (requests count from 1, no attempt is 0), requests hold the paths that
-they read; what only the cache holds is evicted when pages are needed, least recently used first, leaves before what they
-hang on.
+never taken for each other. The cache holds every page of the tree under a token of its own (requests count from 1, no
+attempt is 0), requests hold the paths that they read; what only the cache holds is evicted when pages are needed, least
+recently used first, leaves before what they hang on.
 
 Must never give out a page whose content has not been computed, never give a page of the tree away while a request
 holds it, and never read a clock: the order of calls alone decides what is evicted.

@@ -1,8 +1,9 @@
 """Continuous batching over a paged pool: the scheduler of a server without PD, and the base of P's and D's.
 
-``step()`` is one turn of the loop: what the host has to do, then the device steps (steps.py); whoever owns the loop calls it while it returns
-True and sleeps until ``wake`` or ``next_wake()`` when it returns False. Must never import JAX, read a clock of its
-own, start a thread, sleep or draw a random number, and a step must never look at every waiting request.
+``step()`` is one turn of the loop: what the host has to do, then the device steps (steps.py); whoever owns the loop
+calls it while it returns True and sleeps until ``wake`` or ``next_wake()`` when it returns False. Must never import JAX,
+read a clock of its own, start a thread, sleep or draw a random number, and a step must never look at every waiting
+request.
 """
 
 from __future__ import annotations

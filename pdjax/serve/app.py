@@ -10,7 +10,6 @@ import time
 from typing import Any
 
 from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from starlette.responses import PlainTextResponse, Response
 
@@ -60,10 +59,6 @@ def build_app(
     @app.exception_handler(ApiError)
     async def refused(_: Request, error: ApiError) -> Response:
         return error_answer(error)
-
-    @app.exception_handler(RequestValidationError)
-    async def invalid(_: Request, error: RequestValidationError) -> Response:
-        return error_answer(ApiError(400, str(error)))
 
     return app
 
@@ -231,7 +226,7 @@ def _add_control(app: FastAPI, desk: Desk, limits: HttpLimits) -> None:
             raise bad("mode", f"must be one of {', '.join(PAUSE_MODES)}")
         check_alive()
         if mode == "abort":
-            engine.abort(None, all=True)
+            desk.abort_all()
         await asyncio.wrap_future(engine.pause(True))
         return JsonAnswer({"paused": True, "live": desk.live()})
 
@@ -249,9 +244,7 @@ def _add_control(app: FastAPI, desk: Desk, limits: HttpLimits) -> None:
         body, _ = await read_object(request, limits.max_body_bytes)
         rid = body.get("rid")
         if boolean(body, "abort_all"):
-            live = desk.live()
-            engine.abort(None, all=True)
-            return JsonAnswer({"aborted": live})
+            return JsonAnswer({"aborted": desk.abort_all()})
         if not isinstance(rid, str):
             raise bad("rid", "must be a text, or send abort_all: true")
         return JsonAnswer({"aborted": desk.abort(rid)})

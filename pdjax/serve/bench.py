@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,11 +25,8 @@ from pdjax.core.errors import ConfigError
 from pdjax.serve.args import arg, check_seconds
 
 APIS = ("generate", "completions")
-DEFAULT_INPUT, DEFAULT_OUTPUT, DEFAULT_CONCURRENCY = (
-    128,
-    32,
-    8,
-)  # what 0 stands for without a trace and a rate
+# What 0 stands for without a trace and a rate; lengths in tokens.
+DEFAULT_INPUT, DEFAULT_OUTPUT, DEFAULT_CONCURRENCY = 128, 32, 8
 
 
 @dataclass(frozen=True)
@@ -95,8 +93,8 @@ class BenchArgs:
             raise ConfigError(f"--trace-speed {self.trace_speed:g}: must be above 0")
         check_seconds("timeout", self.timeout_s)
         for flag, name in (("json-file", self.json_file), ("html", self.html_file)):
-            if name and not Path(name).absolute().parent.is_dir():
-                raise ConfigError(f"--{flag} {name}: its directory does not exist")
+            if name and (why := _unwritable(Path(name).absolute())):
+                raise ConfigError(f"--{flag} {name}: {why}")
 
     def jobs(self) -> list[Job]:
         """Raises ConfigError for a trace that cannot be read."""
@@ -117,6 +115,15 @@ class BenchArgs:
         if self.api == "generate":
             return Generate(self.vocab_size, self.seed)
         return Completions(self.model, self.seed)
+
+
+def _unwritable(path: Path) -> str:
+    """Why no file can be written there, "" when one can: asked before the run, not when its figures would be lost."""
+    if not path.parent.is_dir():
+        return "its directory does not exist"
+    if path.is_dir():
+        return "is a directory; name a file"
+    return "" if os.access(path if path.exists() else path.parent, os.W_OK) else "may not be written"
 
 
 def run_bench(args: BenchArgs, more_bounds: Sequence[str]) -> int:

@@ -21,7 +21,7 @@ from pdjax.core.errors import CLIENT_LEFT, PDError
 from pdjax.engine.ports import Sampled
 from pdjax.sched.request import Failure, Finish, Grammar, Output, Request, SamplingParams, TopLogprobs
 from pdjax.serve.engine_api import Engine
-from pdjax.serve.errors import ApiError, from_failure, from_pd
+from pdjax.serve.errors import from_failure, from_pd
 from pdjax.serve.log import ServerLog
 from pdjax.serve.params import Bootstrap
 from pdjax.serve.phases import phase_seconds
@@ -163,6 +163,13 @@ class Desk:
         self.counters["aborts"] += len(found)
         return len(found)
 
+    def abort_all(self) -> int:
+        """Abort every live request; how many there were."""
+        live = self.live()
+        self.engine.abort(None, all=True)
+        self.counters["aborts"] += live
+        return live
+
     def live(self) -> int:
         return sum(len(subs) for subs in self._by_rid.values())
 
@@ -300,6 +307,3 @@ class Call:
                 self._desk.log.event(
                     "abandoned", rid=sub.rid, room=sub.request.room, completion_tokens=len(sub.output_ids)
                 )
-
-
-__all__ = ["ApiError", "Call", "Desk", "Disconnected", "Prompt", "Sub"]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class HttpLimits:
-    """max_batch: outputs of one request, prompts times n. max_stop_chars: of one stop string."""
+    """max_batch: outputs of one request, prompts times n. max_…_chars: of one stop string, one name, one host."""
 
     max_body_bytes: int = 32 << 20
     max_batch: int = 1024
@@ -20,3 +20,5 @@ class HttpLimits:
     max_stop_token_ids: int = 1024
     max_logit_bias: int = 1024
     max_schema_bytes: int = 64 << 10
+    max_rid_chars: int = 512
+    max_host_chars: int = 255  # as long as a name of the DNS

@@ -50,7 +50,7 @@ METRICS: tuple[Metric, ...] = (
     _sglang("prompt_tokens_total", "counter", "prompt tokens of finished requests"),
     _sglang("generation_tokens_total", "counter", "tokens generated"),
     _sglang("cached_tokens_total", "counter", "prompt tokens of finished requests that were cached"),
-    _sglang("num_requests_total", "counter", "requests that ended well"),
+    _sglang("num_requests_total", "counter", "requests that ended without an error, aborted ones included"),
     _sglang("num_aborted_requests_total", "counter", "requests that were aborted or whose client left"),
     _sglang("time_to_first_token_seconds", "histogram", "from a request's arrival to its first token"),
     _sglang("inter_token_latency_seconds", "histogram", "between two tokens of one request"),

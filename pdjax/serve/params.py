@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from pdjax.serve.errors import bad
+from pdjax.serve.limits import HttpLimits
 
 ROOM_MAX = (1 << 63) - 1
 UINT64 = (1 << 64) - 1
-MAX_RID_CHARS = 512
 LARGE = 1e30  # bound of numbers that have no natural one: a float32 holds it
-MAX_HOST_CHARS = 255
 
 # Values that mean "not used": they pass. Anything else would change the answer and is refused with the name.
 NEUTRAL_ANYWHERE: Mapping[str, Sequence[Any]] = {
@@ -137,7 +136,7 @@ class Bootstrap:
     room: int | None = None
 
 
-def bootstraps(body: Mapping[str, Any], count: int, n: int = 1) -> list[Bootstrap]:
+def bootstraps(body: Mapping[str, Any], count: int, n: int, limits: HttpLimits) -> list[Bootstrap]:
     """One for each output: n of each of count prompts, those of one prompt together (facts/router §0.3).
 
     Each field is a scalar, a list with an entry for each prompt, or one for each output. Rooms that are not named are
@@ -148,7 +147,7 @@ def bootstraps(body: Mapping[str, Any], count: int, n: int = 1) -> list[Bootstra
     hosts, ports = (_per_output(body, name, count, n) for name in ("bootstrap_host", "bootstrap_port"))
     given = _per_output(body, "bootstrap_room", count, n)
     for host in hosts:
-        if not isinstance(host, str) or not 0 < len(host) <= MAX_HOST_CHARS:
+        if not isinstance(host, str) or not 0 < len(host) <= limits.max_host_chars:
             raise bad(
                 "bootstrap_host", "must be the host of the prefill server: send requests through a PD router"
             )
@@ -175,12 +174,12 @@ def named_rooms(body: Mapping[str, Any]) -> list[int]:
     return [room for room in values if type(room) is int and 0 <= room <= ROOM_MAX]
 
 
-def request_ids(body: Mapping[str, Any], count: int, n: int = 1) -> list[str | None]:
+def request_ids(body: Mapping[str, Any], count: int, n: int, limits: HttpLimits) -> list[str | None]:
     """The client's names of its outputs; one text may name them all, and a prompt's names all of its outputs."""
     values = _per_output(body, "rid", count, n)
     for one in values:
-        if one is not None and not (isinstance(one, str) and 0 < len(one) <= MAX_RID_CHARS):
-            raise bad("rid", f"must be a text of at most {MAX_RID_CHARS} characters")
+        if one is not None and not (isinstance(one, str) and 0 < len(one) <= limits.max_rid_chars):
+            raise bad("rid", f"must be a text of 1 to {limits.max_rid_chars} characters")
     return values
 
 

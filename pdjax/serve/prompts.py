@@ -53,10 +53,10 @@ def build_prompts(
     if count * n > limits.max_batch:
         raise bad("n", f"{count} prompts with {n} outputs each: the limit is {limits.max_batch} outputs")
     # Without PD the bootstrap fields mean nothing, whatever they hold.
-    meeting = bootstraps(body, count, n) if engine.role != "null" else [Bootstrap()] * (count * n)
+    meeting = bootstraps(body, count, n, limits) if engine.role != "null" else [Bootstrap()] * (count * n)
     # In PD the context of this side may be the shorter one: the engine refuses, and tells the other half (protocol §4).
     longest = engine.context_length if engine.role == "null" else None
-    rids = request_ids(body, count, n)
+    rids = request_ids(body, count, n, limits)
     built = []
     for i, (prompt, how, lists) in enumerate(zip(prompts, sampling, wanted, strict=True)):
         tokens = engine.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt

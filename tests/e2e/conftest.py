@@ -30,22 +30,27 @@ def fleet(tmp_path_factory):
         yield deployment
 
 
-REQUEST_TIMEOUT_S = 4  # of the routers in front of the shims
+# --request-timeout-secs of the routers in front of the shims. The hasty ones are for tests of that limit, with canned
+# workers; a real hand-off must never meet it, however slow the machine is.
+PATIENT_S, HASTY_S = 60, 2
 
 
 @pytest.fixture(scope="session")
 def shimmed(fleet):
-    """(fleet, P's shim, D's shim): rust and mini see one pair of the fleet through shims; rust-once never retries."""
+    """(fleet, P's shim, D's shim): rust and mini see one pair of the fleet through shims, each patient and hasty.
+
+    The hasty rust never tries again.
+    """
     shims = {"shim-p": Shim(fleet.url("prefill-0")), "shim-d": Shim(fleet.url("decode-0"))}
     fleet.addresses |= {name: shim.url for name, shim in shims.items()}
-    timeout = ("--request-timeout-secs", str(REQUEST_TIMEOUT_S))
-    steady = ("--disable-circuit-breaker", *timeout)
-    for name, kind, options in (
-        ("rust-shim", "rust", steady),
-        ("rust-once", "rust", (*steady, "--disable-retries")),
-        ("mini-shim", "mini", timeout),
+    for name, kind, limit_s, options in (
+        ("rust-shim", "rust", PATIENT_S, ["--disable-circuit-breaker"]),
+        ("rust-hasty", "rust", HASTY_S, ["--disable-circuit-breaker", "--disable-retries"]),
+        ("mini-shim", "mini", PATIENT_S, []),
+        ("mini-hasty", "mini", HASTY_S, []),
     ):
-        fleet.add_router(name, kind, ["shim-p"], ["shim-d"], *options)
+        limit = ("--request-timeout-secs", str(limit_s))
+        fleet.add_router(name, kind, ["shim-p"], ["shim-d"], *limit, *options)
     yield fleet, shims["shim-p"], shims["shim-d"]
     for shim in shims.values():
         shim.close()

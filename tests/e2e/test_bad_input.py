@@ -63,14 +63,6 @@ def test_bad_input_is_400_on_both_legs(fleet, changes):
     assert_serves(fleet)
 
 
-@pytest.mark.parametrize("node", ["prefill-0", "decode-0"])
-@pytest.mark.parametrize("path", ["/generate", "/v1/completions", "/v1/chat/completions"])
-def test_a_request_without_bootstrap_fields_is_400(fleet, node, path):
-    body = {**GOOD, "prompt": "x", "messages": [{"role": "user", "content": "x"}], "model": "default"}
-    answer = fleet.post(node, path, body, timeout=5)
-    assert answer.status_code == 400, answer.text
-
-
 @pytest.mark.parametrize("router", ["rust", "mini"])
 def test_bad_input_through_the_routers(fleet, router):
     answer = fleet.post(router, "/generate", {**GOOD, "input_ids": [5] * 600})

@@ -113,7 +113,6 @@ def test_3_2_client_leaves_before_headers(shims, router, streamed):
         with pytest.raises(httpx.TimeoutException):
             httpx.post(f"{fleet.url(router)}/generate", json=content, timeout=1.0, trust_env=False)
         told = router == "rust-shim" or streamed
-        # Less than mini's own limit, which would end it, too.
         seen = until(lambda: d.seen[0].left and p.seen[0].left, within_s=20 if told else 1.5)
     assert seen is told
     fleet.await_free(within_s=30)

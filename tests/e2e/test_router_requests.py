@@ -135,6 +135,20 @@ def test_0_4_equal_bodies_without_role(shims):
     assert all("disagg_prefill_dp_rank" not in one and one["bootstrap_room"] != 5 for one in (rust, mini))
 
 
+def test_2_bodies(fleet):
+    """Token ids as a completion's prompt, and no model: 422 from rust itself; mini passes them on, and they are served."""
+    ids = {"model": "default", "prompt": PROMPT, "max_tokens": 4, "temperature": 0}
+    nameless = {"prompt": "Once", "max_tokens": 4, "temperature": 0}
+    for request in (ids, nameless):
+        assert fleet.post("rust", "/v1/completions", request).status_code == 422
+        plain = ok(fleet.post("plain-0", "/v1/completions", request))
+        assert ok(fleet.post("mini", "/v1/completions", request))["choices"] == plain["choices"]
+    for router in BOTH:
+        wrong = {**ids, "prompt": "Once", "model": "nobody"}
+        assert fleet.post(router, "/v1/completions", wrong).status_code == 404
+        assert fleet.post(router, "/v1/chat/completions", {**CHAT, "max_tokens": 0}).status_code == 400
+
+
 def test_2_headers(shims):
     """rust passes on authorization and x-request-id, mini nothing; a router's connection is kept or new, both serve."""
     fleet, p, _ = shims

@@ -17,7 +17,9 @@ class Served:
         self.engine = FakeEngine(**engine)
         self.log_text = io.StringIO()
         log = ServerLog(self.log_text)
-        app = build_app(self.engine, limits or HttpLimits(), log, health_timeout_s=health_timeout_s)
+        self.app = app = build_app(
+            self.engine, limits or HttpLimits(), log, health_timeout_s=health_timeout_s
+        )
         self.desk = app.state.desk
         self._thread = HttpThread(app, bind("127.0.0.1", 0), "test-http")
         self._thread.start()

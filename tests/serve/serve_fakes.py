@@ -56,6 +56,11 @@ def text_outputs(text, finish="stop", step=1):
     return [*outs, Output(last.token_ids, finish=Finish(finish))]
 
 
+def echo(request):
+    """The prompt back, one byte at a time."""
+    return text_outputs(bytes(request.prompt_ids).decode())
+
+
 def failed(status, reason="peer_lost", message="the peer is gone"):
     return [Output(failure=Failure(status, reason, message))]
 

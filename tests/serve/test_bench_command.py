@@ -70,6 +70,7 @@ def test_bench_counts_errors_by_kind_and_ends_with_1_when_nothing_succeeded(serv
         (["--url", "http://h", "--api", "chat"], "--api chat"),
         (["--url", "http://h", "--goodput", "speed:3"], "--goodput speed:3"),
         (["--url", "http://h", "--html", "/nowhere/x.html"], "does not exist"),
+        (["--url", "http://h", "--json-file", "/"], "is a directory"),
         (["--trace", "t"], "--url"),
     ],
 )

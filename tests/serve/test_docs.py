@@ -1,4 +1,4 @@
-"""docs/operations.md names every flag with its default, and no flag that does not exist; docs/api.md every field."""
+"""docs/operations.md names every flag with its default and every endpoint, and no other; docs/api.md every field."""
 
 import dataclasses
 import pathlib
@@ -10,11 +10,13 @@ from pdjax.core.outlook import RoomView
 from pdjax.core.settings import PDSettings
 from pdjax.core.vocabulary import CONDITIONS
 from pdjax.core.wire import MAX_TOP_LOGPROBS
+from pdjax.sched.request import Finish, Output
 from pdjax.serve.args import BootstrapArgs, ServeArgs, UpArgs
 from pdjax.serve.limits import HttpLimits
 from pdjax.serve.logprobs import read_wanted
 from pdjax.serve.options import CONFIG_HELP, variable
 from pdjax.serve.params import NEUTRAL_GENERATE, NEUTRAL_OPENAI
+from pdjax.serve.phases import PHASES
 from pdjax.serve.sampling_fields import OPENAI, SGLANG, read_sampling
 
 PAGE = pathlib.Path(__file__).parent.parent.parent / "docs" / "operations.md"
@@ -43,6 +45,17 @@ def test_the_page_lists_no_other_flag():
 
 def test_the_page_says_how_a_variable_is_named():
     assert f"`{variable('disaggregation-lease')}`" in PAGE.read_text()
+
+
+def test_the_page_lists_every_endpoint_and_no_other(shared):
+    """In the first column of its table, with the method before the first path of a row."""
+    (table,) = re.findall(r"^## Endpoints of a server\n(.*?)^## ", PAGE.read_text(), re.M | re.S)
+    listed = set()
+    for cell in re.findall(r"^\| (`.+?`) \|", table, re.M):
+        method, paths = re.match(r"`(GET|POST) ", cell)[1], re.findall(r"/[\w/]+", cell)
+        listed |= {(method, path) for path in paths}
+    served = {(method, route.path) for route in shared().app.routes for method in route.methods - {"HEAD"}}
+    assert listed == served
 
 
 # ---------------------------------------------------------------- docs/api.md
@@ -76,6 +89,31 @@ def test_the_api_page_names_every_field_that_is_read(dialect):
     assert len(body.asked) > 20
     for field in {*body.asked, *NEUTRAL_GENERATE, *NEUTRAL_OPENAI}:
         assert f"`{field}`" in API, field
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    {
+        "/generate": {"text": "x", "return_logprob": True, "top_logprobs_num": 1},
+        "/v1/completions": {"prompt": "x"},
+        "/v1/chat/completions": {"messages": [{"role": "user", "content": "x"}]},
+    }.items(),
+)
+def test_the_api_page_names_what_an_answer_holds(serve, path, body):
+    """What sglang and OpenAI have in every answer is theirs to explain, the rest is the page's."""
+    common = {"text", "output_ids", "meta_info", "usage", "metadata"}
+    common |= {"id", "object", "created", "model", "choices"}
+    one = Output((104,), (-0.5,), (((104, -0.5),),), finish=Finish("length"))
+    answer = serve(script=lambda request: [one]).post(path, body).json()
+    held = answer.keys() | answer.get("meta_info", {}).keys()
+    for field in held - common:
+        assert re.search(rf"`(meta_info\.)?{field}`", API), field
+    assert "`metadata.times`" in API and "`usage`" in API
+
+
+def test_the_api_page_explains_every_phase():
+    rows = re.findall(r"^\| `(\w+)_s` \|", API, re.M)
+    assert tuple(rows) == PHASES
 
 
 def test_the_page_explains_what_debug_rooms_shows():

@@ -5,15 +5,10 @@ import socket
 
 import httpx
 import pytest
-from serve_fakes import EOS, PD, failed, frames, text_outputs
+from serve_fakes import EOS, PD, echo, failed, frames, text_outputs
 
 from pdjax.sched.request import Finish, Output
 from pdjax.serve.sampling_fields import seed_for_room
-
-
-def echo(request):
-    """The prompt back, one byte at a time."""
-    return text_outputs(bytes(request.prompt_ids).decode())
 
 
 def test_one_text(serve):
@@ -135,7 +130,8 @@ def test_abort_request_matches_the_rid_exactly(serve):
             assert end["meta_info"]["finish_reason"] == {"type": "abort", "message": "aborted"}
             assert end["meta_info"]["id"] == "job"
             assert server.engine.gated() == 1
-            assert other.post("/abort_request", json={"abort_all": True}).status_code == 200
+            assert other.post("/abort_request", json={"abort_all": True}).json() == {"aborted": 1}
+            assert server.desk.counters["aborts"] == 2
             second.read()
             assert frames(second)[-1]["meta_info"]["finish_reason"]["type"] == "abort"
 

@@ -231,6 +231,15 @@ def test_a_batch_over_the_limit_is_400(serve):
     assert server.post("/generate", {"text": ["a"] * 3}).status_code == 400
 
 
+@pytest.mark.parametrize(("name", "limit"), [("rid", "max_rid_chars"), ("bootstrap_host", "max_host_chars")])
+def test_a_name_over_the_limit_is_400(serve, name, limit):
+    server = serve("decode", limits=HttpLimits(**{limit: 3}))
+    for text, status in (("abc", 200), ("abcd", 400), ("", 400)):
+        answer = server.post("/generate", {"text": "x"} | PD | {"bootstrap_host": "h", name: text})
+        assert answer.status_code == status, text
+        assert status == 200 or answer.json()["error"]["param"] == name
+
+
 def test_a_long_prompt_is_tokenized_beside_the_loop(serve):
     server = serve(context_length=200_000)
     assert server.post("/generate", {"text": "x" * 100_000}).json()["meta_info"]["prompt_tokens"] == 100_000

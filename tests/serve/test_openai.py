@@ -1,26 +1,13 @@
 """The OpenAI endpoints: prompts, usage, streams, model names, error shapes (facts/router §2, §3)."""
 
-import json
-
 import pytest
-from serve_fakes import EOS, failed, text_outputs
+from serve_fakes import EOS, PD, echo, failed, frames, text_outputs
 
 from pdjax.sched.request import Output
 from pdjax.serve.sampling_fields import seed_for_room
 
-PD = {"bootstrap_host": "127.0.0.1", "bootstrap_port": None, "bootstrap_room": 5}
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 BODIES = {"/v1/completions": {"prompt": "hi"}, "/v1/chat/completions": CHAT}
-
-
-def events(answer):
-    lines = [line.removeprefix("data: ") for line in answer.text.split("\n\n") if line]
-    assert lines[-1] == "[DONE]"
-    return [json.loads(line) for line in lines[:-1]]
-
-
-def echo(request):
-    return text_outputs(bytes(request.prompt_ids).decode())
 
 
 def test_a_completion(serve):
@@ -73,7 +60,7 @@ def test_every_kind_of_prompt(serve, prompt, texts):
     assert [c["text"] for c in body["choices"]] == texts
     assert [c["index"] for c in body["choices"]] == list(range(len(texts)))
     assert body["usage"]["prompt_tokens"] == sum(map(len, texts))
-    streamed = events(server.post("/v1/completions", {"prompt": prompt, "stream": True}))
+    streamed = frames(server.post("/v1/completions", {"prompt": prompt, "stream": True}))
     for index, text in enumerate(texts):
         mine = [e["choices"][0] for e in streamed if e["choices"][0]["index"] == index]
         assert "".join(c["text"] for c in mine) == text
@@ -90,7 +77,7 @@ def test_content_parts_are_joined(serve):
 
 def test_a_streamed_chat(serve):
     server = serve(script=lambda r: text_outputs("hé"))
-    got = events(server.post("/v1/chat/completions", CHAT | {"stream": True}))
+    got = frames(server.post("/v1/chat/completions", CHAT | {"stream": True}))
     choices = [e["choices"][0] for e in got]
     assert [c["delta"] for c in choices] == [
         {"role": "assistant", "content": ""},
@@ -117,7 +104,7 @@ def test_the_role_waits_for_the_first_token(serve):
 def test_usage_comes_last_when_asked(serve, path):
     server = serve()
     body = BODIES[path] | {"stream": True, "stream_options": {"include_usage": True}}
-    got = events(server.post(path, body))
+    got = frames(server.post(path, body))
     assert got[-1]["choices"] == [] and got[-1]["usage"]["completion_tokens"] == 6
     assert all(e["choices"] and e["usage"] is None for e in got[:-1])
 
@@ -243,7 +230,7 @@ def test_d_answers_every_stream_error_as_an_event(serve, path):
     for change in ({"model": "gpt-9"}, {"max_tokens": 0}, {}, PD):
         answer = server.post(path, BODIES[path] | {"stream": True} | change)
         assert answer.status_code == 200
-        error = events(answer)[-1]["error"]
+        error = frames(answer)[-1]["error"]
         assert error["code"] == {"model": 404, "bootstrap_host": 503}.get(next(iter(change), ""), 400)
 
 

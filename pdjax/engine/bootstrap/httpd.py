@@ -19,6 +19,7 @@ from pdjax.core.errors import ConfigError
 # The routers' pools keep idle connections for less than this. uvicorn's 5 s would close one just as the
 # router writes on it (facts/router §11).
 KEEP_ALIVE_S = 120
+END_GRACE_S = 5  # for the requests that run when the server is asked to end
 # A body over its limit is read and thrown away up to this, so that the client can still read our answer.
 MAX_DISCARD_BYTES = 64 << 20
 BACKLOG = 2048
@@ -60,7 +61,7 @@ def http_server(app: Any) -> uvicorn.Server:
     config = uvicorn.Config(
         app,
         timeout_keep_alive=KEEP_ALIVE_S,
-        timeout_graceful_shutdown=5,
+        timeout_graceful_shutdown=END_GRACE_S,
         access_log=False,
         log_config=None,
         lifespan="off",
@@ -96,7 +97,7 @@ class HttpThread:
     def alive(self) -> bool:
         return self._thread.is_alive()
 
-    def stop(self, wait_s: float = 10.0) -> None:
+    def stop(self, wait_s: float = 2.0 * END_GRACE_S) -> None:
         self._server.should_exit = True
         if self._thread.ident is not None:
             self._thread.join(wait_s)
