@@ -37,7 +37,7 @@ class Seat:
     zmq_addr: str
     age_s: float
     known: Print
-    auto_dtype: bool = False  # computed here, where another device may choose another dtype
+    of_device: tuple[str, ...] = ()  # fields computed here that the device on which it will run may change
 
     @property
     def label(self) -> str:
@@ -199,15 +199,13 @@ def _differences(own: Seat, peer: Seat) -> list[str]:
     a, b = own.known, peer.known
     if a.hash == b.hash:
         return []
-    names = dict.fromkeys([*a.fields, *b.fields])
-    if own.auto_dtype and set(names) >= {"kv_dtype"}:
-        del names["kv_dtype"]
-        if all(a.fields.get(name) == b.fields.get(name) for name in names):
-            return []
+    differ = [n for n in dict.fromkeys([*a.fields, *b.fields]) if a.fields.get(n) != b.fields.get(n)]
+    if differ and not set(differ) - set(own.of_device):
+        return []
     told = [
         f"{name}: {a.fields.get(name, 'absent')!r} on {own.name}, {b.fields.get(name, 'absent')!r} on {peer.name}"
-        for name in names
-        if a.fields.get(name) != b.fields.get(name)
+        for name in differ
+        if name not in own.of_device
     ]
     return told or ["the hashes differ, though all fields agree"]
 
@@ -228,7 +226,8 @@ def _mine(args: ServeArgs, seats: Sequence[Seat], model_known: bool) -> Seat | F
         known = parse_print(own_fingerprint(args))
     except ConfigError as error:
         return fail("model", str(error), "serve would refuse it, too")
-    return Seat(role, "this server", url, "", 0.0, known, args.dtype == "auto")
+    of_device = ("layout", "kv_dtype") if args.dtype == "auto" else ("layout",)
+    return Seat(role, "this server", url, "", 0.0, known, of_device)
 
 
 # ---------------------------------------------------------------- routers

@@ -21,7 +21,7 @@ from pdjax.engine.base import Packed
 from pdjax.engine.kernels.layout import padded_shape
 from pdjax.engine.kernels.plan import PlanError
 from pdjax.engine.ports import DecodeRow, PrefillChunk, Runner, SampleSpec
-from pdjax.model import runner as runner_module
+from pdjax.model import sizes
 from pdjax.model.buckets import Buckets, bucket, make_buckets
 from pdjax.model.runner import JaxRunner
 
@@ -63,7 +63,7 @@ def test_rows_that_are_filled_up_for_a_tpu_change_no_token(
 ) -> None:
     """A TPU keeps a row of 64 elements as 128. Logits and hand-off are those of plain rows; the fingerprint is not."""
     plain = make_runner()
-    monkeypatch.setattr(runner_module, "pool_shape", lambda shape, dtype, _: padded_shape(shape, dtype))
+    monkeypatch.setattr(sizes, "pool_shape", lambda shape, dtype, _: padded_shape(shape, dtype))
     p, d = make_runner(), make_runner()
     [pool] = p.pools
     assert (pool.shape, pool.page_bytes) == ((64, 8, 128), 8 * 128 * 4)

@@ -275,12 +275,14 @@ def test_this_server_is_compared_by_what_it_would_be(registry):
     same = {name: getattr(mine, name) for name in mine.__struct_fields__}
     register(registry, "prefill", "same", **same)
     register(registry, "prefill", "bf16", **{**same, "kv_dtype": "bfloat16"})
+    register(registry, "prefill", "tpu", **{**same, "layout": f"{mine.layout} 128 wide"})
     register(registry, "prefill", "other", **{**same, "page_size": 99, "kv_dtype": "bfloat16"})
     found = rows(doctor_peers.registry(args, model_known=True))
     assert found["fingerprint of this server with same"].status == "ok"
     assert found["fingerprint of this server with bf16"].status == "ok", (
         "auto may be bfloat16 where it will run"
     )
+    assert found["fingerprint of this server with tpu"].status == "ok", "a TPU fills rows up"
     assert found["fingerprint of this server with other"].found == "page_size: 16 on this server, 99 on other"
     fixed = args_for(registry, num_pages=16, context_length=64, dtype="float32")
     found = rows(doctor_peers.registry(fixed, model_known=True))
