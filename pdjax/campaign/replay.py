@@ -16,7 +16,7 @@ from pdjax.campaign.client import HttpRouter, Record
 from pdjax.campaign.fleet import REGISTRY, Fleet
 from pdjax.campaign.reference import Reference
 from pdjax.campaign.scenario import Scenario
-from pdjax.core import conform
+from pdjax.core import conform, log_lines
 from pdjax.faults.work import INJECTED
 from pdjax.sim.node import Timing
 from pdjax.sim.replay import Result, run_trace, t_free_s
@@ -81,7 +81,7 @@ class Logs:
 
     def breaches(self, after: int) -> list[str]:
         """Of the lines after that one; at the end nothing may be open on a process that lives."""
-        lines, wrong = conform.read(self.lines)
+        lines, wrong = log_lines.read(self.lines)
         found = [f for f in wrong + conform.broken(lines) if f.line > after]
         alive = {name for name in self._fleet.instances if self._fleet.seats[name].alive}
         found += conform.all_closed([line for line in lines if line.life[0] in alive])
