@@ -1,7 +1,11 @@
 """The import rules of the architecture, read from the source of every module."""
 
 import ast
+import importlib.metadata
+import itertools
+import re
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -92,6 +96,19 @@ def breaches(name: str, wanted: set[str]) -> list[str]:
 @pytest.mark.parametrize(("name", "path"), list(modules()), ids=[n for n, _ in modules()])
 def test_imports(name, path):
     assert breaches(name, imports(path)) == []
+
+
+def test_every_package_that_is_imported_is_named_in_pyproject():
+    """Not left to what another package happens to bring along."""
+    project = tomllib.loads((ROOT.parent / "pyproject.toml").read_text())["project"]
+    named = [*project["dependencies"], *itertools.chain(*project["optional-dependencies"].values())]
+    known = {re.split(r"[^A-Za-z0-9-]", one)[0].lower() for one in named}
+    brought = importlib.metadata.packages_distributions()
+    tops = {target.split(".")[0] for _, path in modules() for target in imports(path)} - STDLIB - {"pdjax"}
+    assert tops > {"jax", "yaml", "zmq"}, "it finds what is imported"
+    for top in sorted(tops):
+        names = {name.lower().replace("_", "-") for name in brought[top]}
+        assert names & known, f"{top} is imported, and {' or '.join(names)} is not in pyproject.toml"
 
 
 @pytest.mark.parametrize(

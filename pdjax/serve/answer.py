@@ -27,6 +27,8 @@ from pdjax.serve.params import named_rooms
 
 # Longer bodies are read on a thread, so that they do not stall other streams; those with a schema to compile, too.
 INLINE_BODY_BYTES = 32 << 10
+# Answers of more tokens are written on a thread: their log-probabilities may be a hundred thousand texts.
+INLINE_ANSWER_TOKENS = 256
 SLOW_FIELDS = ("response_format", "json_schema")
 
 logger = logging.getLogger(__name__)
@@ -170,7 +172,12 @@ async def answer(request: Request, desk: Desk, limits: HttpLimits, parse: Parse)
             return Response(status_code=499)  # for nobody
         except ApiError as error:
             return error_answer(error)
-    return JsonAnswer(plan.dialect.whole(call.subs))
+
+    def write() -> Response:
+        return JsonAnswer(plan.dialect.whole(call.subs))
+
+    n_tokens = sum(len(sub.output_ids) for sub in call.subs)
+    return await asyncio.to_thread(write) if n_tokens > INLINE_ANSWER_TOKENS else write()
 
 
 def _compiles(body: Mapping[str, Any]) -> bool:

@@ -111,8 +111,8 @@ def ask(url: str, question: str, show: Callable[[str], None]) -> Answer:
 def _take(answer: Answer, event: dict[str, Any], began: float, show: Callable[[str], None]) -> None:
     if event.get("usage"):
         answer.completion_tokens = event["usage"]["completion_tokens"]
-    if "metadata" in event:
-        answer.times = event["metadata"]["times"][0]
+    if "times" in event:
+        answer.times = event["times"][0]
     for choice in event["choices"]:
         piece = choice["delta"].get("content")
         if piece:

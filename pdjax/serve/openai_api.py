@@ -156,14 +156,14 @@ class _Dialect:
             "object": self.kind,
             "choices": [self._choice(sub) for sub in subs],
             "usage": _usage(subs, self._n),
-            "metadata": _metadata(subs),
+            "times": _times(subs),
         }
 
     def frames(self, sub: Sub, piece: str) -> Iterable[Mapping[str, Any]]:
         for choice in self._chunk_choices(sub, piece):
             frame = {**self._head, "object": self.chunk_kind, "choices": [choice], "usage": None}
             if choice["finish_reason"] is not None:
-                frame["metadata"] = _metadata([sub])
+                frame["times"] = _times([sub])
             yield frame
 
     def tail(self, subs: list[Sub]) -> Iterable[Mapping[str, Any]]:
@@ -265,6 +265,9 @@ def _usage(subs: list[Sub], n: int) -> dict[str, Any]:
     }
 
 
-def _metadata(subs: list[Sub]) -> dict[str, Any]:
-    """Where the time went, one entry for each choice (not part of OpenAI's API; clients ignore it)."""
-    return {"times": [phase_seconds(sub.request.times) for sub in subs]}
+def _times(subs: list[Sub]) -> list[dict[str, float]]:
+    """Where the time went, one entry for each choice. No field of OpenAI's: clients pass it over, or keep it as an extra.
+
+    (``metadata`` is one, of texts: their client warns of anything else in it.)
+    """
+    return [phase_seconds(sub.request.times) for sub in subs]

@@ -1,6 +1,8 @@
 """The OpenAI endpoints: prompts, usage, streams, model names, error shapes (facts/router §2, §3)."""
 
 import pytest
+from openai.types import Completion
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from serve_fakes import EOS, PD, echo, failed, frames, text_outputs
 
 from pdjax.sched.request import Output
@@ -8,6 +10,16 @@ from pdjax.serve.sampling_fields import seed_for_room
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 BODIES = {"/v1/completions": {"prompt": "hi"}, "/v1/chat/completions": CHAT}
+
+
+def test_answers_are_what_openais_client_has_types_for(serve):
+    """It warns of a field of its own with another content, and warnings are errors here."""
+    server = serve(script=echo)
+    completion, chat = (server.post(path, body).json() for path, body in BODIES.items())
+    told = [ChatCompletion.construct(**chat), Completion.construct(**completion)]
+    streamed = frames(server.post("/v1/chat/completions", CHAT | {"stream": True}))
+    told.append(ChatCompletionChunk.construct(**streamed[-1]))
+    assert all("first_token_s" in one or one == {} for answer in told for one in answer.model_dump()["times"])
 
 
 def test_a_completion(serve):

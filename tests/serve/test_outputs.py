@@ -227,23 +227,6 @@ def test_streamed_logprobs_are_cumulative(serve):
     assert all(len(f["meta_info"]["input_token_logprobs"]) == 2 for f in got)
 
 
-def test_a_stream_makes_each_entry_of_its_logprobs_once(serve, monkeypatch):
-    """Frames repeat the lists, and making them anew each time stops the event loop for everybody."""
-    server = serve(script=scored("x" * 40))
-    decoded = []
-    decode = server.engine.tokenizer.decode
-
-    def counted(ids, skip_special_tokens=True):
-        decoded.append(skip_special_tokens)
-        return decode(ids, skip_special_tokens)
-
-    monkeypatch.setattr(server.engine.tokenizer, "decode", counted)
-    body = {"text": "ab", "stream": True, "return_text_in_logprobs": True, "return_logprob": True}
-    got = frames(server.post("/generate", body))
-    assert len(got) == 41 and got[-1]["meta_info"]["output_token_logprobs"][7] == [-1.75, 120, "x"]
-    assert decoded.count(False) < 2 * 41, "one text for each output token, not for each in each frame"
-
-
 # ---------------------------------------------------------------- logprobs of OpenAI
 
 
