@@ -11,7 +11,7 @@ JOBS ?= 2
 
 export JAX_PLATFORMS ?= cpu
 
-.PHONY: demo test lint format docs check-deep clean fuzz mutate bench faults
+.PHONY: demo test lint format docs check-deep clean fuzz mutate bench faults tpu
 
 $(STAMP): pyproject.toml
 	@echo "== preparing $(VENV) (a few minutes the first time: jax is large)"
@@ -72,3 +72,7 @@ mutate: $(STAMP)
 # Every scenario file that real processes can run, compared with the simulator: half an hour or so.
 faults: $(STAMP)
 	@$(BIN)/python -m pdjax.campaign files tests/traces
+
+# The hardware suite, where there is a TPU (docs/tpu.md). The process that starts it must not take the chips.
+tpu: $(COMPILER)
+	@JAX_PLATFORMS=cpu $(BIN)/python tests/tpu/tpu_run.py
