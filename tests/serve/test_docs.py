@@ -101,14 +101,14 @@ def test_the_api_page_names_every_field_that_is_read(dialect):
 )
 def test_the_api_page_names_what_an_answer_holds(serve, path, body):
     """What sglang and OpenAI have in every answer is theirs to explain, the rest is the page's."""
-    common = {"text", "output_ids", "meta_info", "usage", "metadata"}
+    common = {"text", "output_ids", "meta_info", "usage"}
     common |= {"id", "object", "created", "model", "choices"}
     one = Output((104,), (-0.5,), (((104, -0.5),),), finish=Finish("length"))
     answer = serve(script=lambda request: [one]).post(path, body).json()
     held = answer.keys() | answer.get("meta_info", {}).keys()
     for field in held - common:
         assert re.search(rf"`(meta_info\.)?{field}`", API), field
-    assert "`metadata.times`" in API and "`usage`" in API
+    assert "`times`" in API and "`usage`" in API
 
 
 def test_the_api_page_explains_every_phase():
