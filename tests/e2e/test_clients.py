@@ -4,6 +4,7 @@ import json
 import os
 import pathlib
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -12,6 +13,8 @@ import sys
 import httpx
 import openai
 import pytest
+
+from pdjax.serve.cli import run
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
 
@@ -76,6 +79,14 @@ def test_the_python_of_the_readme_runs_as_written(router):
         [sys.executable, "-c", code], env=environ, capture_output=True, text=True, timeout=90
     )
     assert done.returncode == 0 and done.stdout.strip(), done.stderr
+
+
+def test_the_bench_of_the_readme_runs_as_written(router, capsys):
+    (command,) = re.findall(r"^pdjax (bench .*)$", README, re.M)
+    words = shlex.split(command.replace("127.0.0.1:PORT", router.removeprefix("http://")))
+    assert run(words) == 0
+    told = capsys.readouterr()
+    assert "100 of 100" in told.out and "goodput" in told.out, told
 
 
 @pytest.fixture(scope="module")

@@ -10,13 +10,18 @@ from pdjax.core.outlook import RoomView
 from pdjax.core.settings import PDSettings
 from pdjax.core.vocabulary import CONDITIONS
 from pdjax.core.wire import MAX_TOP_LOGPROBS
+from pdjax.engine.bootstrap.httpd import KEEP_ALIVE_S
+from pdjax.engine.bootstrap.registry import MAX_ENTRIES
 from pdjax.sched.request import Finish, Output
+from pdjax.serve.app import DEBUG_ROOMS
 from pdjax.serve.args import BootstrapArgs, ServeArgs, UpArgs
+from pdjax.serve.children import END_WAIT_S
 from pdjax.serve.limits import HttpLimits
 from pdjax.serve.logprobs import read_wanted
 from pdjax.serve.options import CONFIG_HELP, variable
 from pdjax.serve.params import NEUTRAL_GENERATE, NEUTRAL_OPENAI
 from pdjax.serve.phases import PHASES
+from pdjax.serve.request_stats import WINDOW_S
 from pdjax.serve.sampling_fields import OPENAI, SGLANG, read_sampling
 
 PAGE = pathlib.Path(__file__).parent.parent.parent / "docs" / "operations.md"
@@ -45,6 +50,20 @@ def test_the_page_lists_no_other_flag():
 
 def test_the_page_says_how_a_variable_is_named():
     assert f"`{variable('disaggregation-lease')}`" in PAGE.read_text()
+
+
+@pytest.mark.parametrize(
+    ("page", "said"),
+    [
+        ("operations", f"({DEBUG_ROOMS} rooms unless `?limit=`"),
+        ("operations", f"`pdjax up` gives its servers {END_WAIT_S:g} s"),
+        ("operations", f"tokens per second over the last {WINDOW_S} s"),
+        ("routers", f"Ours are held open for {KEEP_ALIVE_S} s"),
+        ("performance", f"Its limit is {MAX_ENTRIES:,} instances"),
+    ],
+)
+def test_a_number_in_a_sentence_is_the_one_in_the_code(page, said):
+    assert said in (PAGE.parent / f"{page}.md").read_text()
 
 
 def test_the_page_lists_every_endpoint_and_no_other(shared):
