@@ -127,7 +127,7 @@ def _add_info(app: FastAPI, desk: Desk) -> None:
                 "context_length": engine.context_length,
                 "ready": engine.ready(),
                 "draining": engine.draining,
-                "internal_states": [{**engine.info(), "http": {**desk.counters, "live": desk.live()}}],
+                "internal_states": [{**engine.info(), "http": desk.counts()}],
             }
         )
 
@@ -160,7 +160,7 @@ def _add_info(app: FastAPI, desk: Desk) -> None:
 def _add_watching(app: FastAPI, desk: Desk) -> None:
     """What an operator asks: never behind the engine's queues, and nothing in it that a client wrote."""
     engine = desk.engine
-    exposition = Exposition(engine, desk.stats, lambda: {**desk.counters, "live": desk.live()})
+    exposition = Exposition(engine, desk.stats, desk.counts)
 
     @app.get("/metrics")
     async def metrics() -> Response:

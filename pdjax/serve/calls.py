@@ -170,6 +170,10 @@ class Desk:
         self.counters["aborts"] += live
         return live
 
+    def counts(self) -> dict[str, int]:
+        """What has become of the calls so far, and how many outputs are awaited now."""
+        return {**self.counters, "live": self.live(), "log_lines_lost": self.log.lost_lines}
+
     def live(self) -> int:
         return sum(len(subs) for subs in self._by_rid.values())
 

@@ -50,6 +50,7 @@ class ServerLog:
         self._line = _as_json if form == "json" else _as_text
         self._stream = stream
         self._lock = threading.Lock()
+        self.lost_lines = 0  # the stream did not take them: a full disk, a reader that is gone
 
     def event(self, event: str, **fields: Any) -> None:
         unknown = fields.keys() - FIELDS
@@ -72,8 +73,11 @@ class ServerLog:
         line = self._line(time.time(), level, event, fields)
         with self._lock:
             stream = self._stream or sys.stderr
-            stream.write(line + "\n")
-            stream.flush()
+            try:
+                stream.write(line + "\n")
+                stream.flush()
+            except (OSError, ValueError):  # ValueError: it is closed. No request may fail for want of a log
+                self.lost_lines += 1
 
 
 def _as_json(now: float, level: str, event: str, fields: Mapping[str, Any]) -> str:
@@ -120,10 +124,7 @@ class _Handler(logging.Handler):
         self._log = log
 
     def emit(self, record: logging.LogRecord) -> None:
-        try:
-            self._log.record(record)
-        except OSError:
-            self.handleError(record)
+        self._log.record(record)
 
 
 def take_over(log: ServerLog) -> None:

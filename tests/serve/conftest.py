@@ -13,9 +13,9 @@ from pdjax.serve.log import ServerLog
 class Served:
     """A fake engine behind the real application and a real HTTP server."""
 
-    def __init__(self, limits=None, health_timeout_s=20.0, **engine):
+    def __init__(self, limits=None, health_timeout_s=20.0, log_text=None, **engine):
         self.engine = FakeEngine(**engine)
-        self.log_text = io.StringIO()
+        self.log_text = io.StringIO() if log_text is None else log_text
         log = ServerLog(self.log_text)
         self.app = app = build_app(
             self.engine, limits or HttpLimits(), log, health_timeout_s=health_timeout_s

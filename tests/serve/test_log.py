@@ -35,6 +35,23 @@ def test_a_log_line_is_one_json_object(capsys):
     assert (body["event"], body["level"]) == ("ready", "info")
 
 
+class Full(io.StringIO):
+    def write(self, text):
+        raise OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize("stream", [Full(), io.StringIO()])
+def test_a_log_that_nobody_takes_costs_no_request(serve, stream):
+    """A full disk, or a pipe whose reader is gone: the lines are lost and counted."""
+    if not isinstance(stream, Full):
+        stream.close()
+    server = serve(log_text=stream)
+    assert server.post("/generate", {"text": "x"}).status_code == 200
+    told = server.http.get("/server_info").json()["internal_states"][0]["http"]
+    assert told["finished"] == 1 and told["log_lines_lost"] == 2
+    assert 'pd_counter_total{name="log_lines_lost",part="http"} 2.0' in server.http.get("/metrics").text
+
+
 def test_a_line_of_text_is_one_line_whatever_a_client_sends():
     stream = io.StringIO()
     log = ServerLog(stream, form="text")
