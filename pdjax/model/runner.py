@@ -200,12 +200,14 @@ class JaxRunner:
         decode: bool = True,
         gather: bool = True,
         scatter: bool = True,
+        stage: bool = False,
     ) -> int:
         """Compile what requests of at most max_tokens (0: the whole context) can need; the number of programs.
 
         Call it before the instance registers: a compile takes seconds and nothing may wait for it later
-        (protocol §7). It writes to the reserved page only. A prefill instance needs no decode and scatter. Servers
-        with the same compilation cache share the work (shared_compiles).
+        (protocol §7). It writes to the reserved page only. A prefill instance needs no decode and scatter, and the
+        copy to the host (stage) only with host staging. Servers with the same compilation cache share the work
+        (shared_compiles).
         """
         most = min(max_tokens or self.context_tokens, self.context_tokens)
         before = sum(self.compiles.values())
@@ -224,6 +226,8 @@ class JaxRunner:
                 jobs.append((f"gather {n}", partial(self._warm_gather, n)))
             if scatter:
                 jobs.append((f"scatter {n}", partial(self._warm_scatter, n)))
+            if stage:
+                jobs.append((f"stage {n}", partial(self._warm_stage, n)))
         mine = f"{self.config.hash} {self.pools[0].shape} {self.dtype}"
         run_jobs([(f"{mine} {name}", job) for name, job in jobs], self._shared)
         for array in self._kv:
@@ -236,17 +240,10 @@ class JaxRunner:
         shapes = self.buckets.transfer_shapes(most, self.page_size)
         return {packed_bytes(self.pools, n): n for n in shapes}
 
-    def warmup_staging(self, slots: Sequence[Slot], max_tokens: int = 0) -> None:
-        """Compile the copy to the host for every size of hand-off, and give these fresh slots their memory.
-
-        Like ``warmup`` it reads the reserved page only, and must come before the instance registers.
-        """
+    def prepare(self, slots: Sequence[Slot]) -> None:
+        """Give fresh slots, of sizes that ``hand_off_bytes`` names, their memory, and wait until it is there."""
         self._own()
-        sizes = self.hand_off_bytes(max_tokens)
-        for n_bytes, n in sizes.items():
-            parts = plan_parts(self.pools, n)
-            arrays = self._mover.gather([self._kv], np.zeros(n, np.int32), parts)
-            self._stage.copy(arrays, parts, Slot(0, n_bytes))
+        sizes = self.hand_off_bytes()
         for slot in slots:
             self._stage.prepare(slot, plan_parts(self.pools, sizes[slot.n_bytes]))
         jax.block_until_ready([slot.arrays for slot in slots])
@@ -275,6 +272,11 @@ class JaxRunner:
 
     def _warm_gather(self, n_pages: int) -> None:
         self._mover.gather([self._kv], np.zeros(n_pages, np.int32), plan_parts(self.pools, n_pages))
+
+    def _warm_stage(self, n_pages: int) -> None:
+        parts = plan_parts(self.pools, n_pages)
+        arrays = self._mover.gather([self._kv], np.zeros(n_pages, np.int32), parts)
+        self._stage.copy(arrays, parts, Slot(0, packed_bytes(self.pools, n_pages)))
 
     def _warm_scatter(self, n_pages: int) -> None:
         parts = plan_parts(self.pools, n_pages)

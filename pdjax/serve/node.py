@@ -211,19 +211,18 @@ class Node:
             self._loaded.set()
 
     def _warm_up(self) -> None:
-        prefill, decode = self.role != "decode", self.role != "prefill"
         began = time.monotonic()
+        staged = self.manager is not None and self.manager.host_slots is not None
         n = self.runner.warmup(
-            prefill=prefill,
-            decode=decode,
+            prefill=self.role != "decode",
+            decode=self.role != "prefill",
             gather=self.role == "prefill",
             scatter=self.role == "decode",
+            stage=staged,
         )
         log.info("compiled %d programs in %.1f s", n, time.monotonic() - began)
-        if self.manager is not None and self.manager.host_slots is not None:
-            slots = self.manager.fill_slots(self.runner.hand_off_bytes())
-            self.runner.warmup_staging(slots)
-            log.info("%d host slots of %d bytes", len(slots), sum(slot.n_bytes for slot in slots))
+        if self.manager is not None and staged:
+            self.runner.prepare(self.manager.fill_slots(self.runner.hand_off_bytes()))
 
     def drain(self) -> None:
         """Refuse new work from now on; what runs goes on."""

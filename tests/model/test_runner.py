@@ -188,13 +188,14 @@ def test_a_staged_hand_off_changes_no_bit(make_runner: MakeRunner) -> None:
 
 
 def test_warmup_leaves_no_staging_to_compile(make_runner: MakeRunner) -> None:
-    runner, slots = make_runner(num_pages=56), HostSlots(1 << 18)
-    runner.warmup(40, decode=False, scatter=False)
-    sizes = runner.hand_off_bytes(40)
+    runner, slots = make_runner(num_pages=56, context_tokens=40), HostSlots(1 << 18)
+    assert runner.warmup(prefill=False, decode=False, scatter=False, stage=True) == len(runner.compiles)
+    sizes = runner.hand_off_bytes()
     fresh = slots.fill(sizes)
-    runner.warmup_staging(fresh, 40)
+    runner.prepare(fresh)
     assert {slot.n_bytes for slot in fresh} == set(sizes) and all(slot.arrays for slot in fresh)
     compiled = runner.compiles
+    assert {name for name, *_ in compiled} == {"gather", "stage"}
     for n in range(1, pages_for(40, 8) + 1):
         runner.gather(list(range(1, n + 1)), slots.take(packed_bytes(runner.pools, n)))
     assert slots.made == len(fresh), "no request had to allocate"
