@@ -26,6 +26,10 @@ MAX_TOP_LOGPROBS: Final = (
     20  # of one token: what clients of OpenAI's API may ask for, and what a frame carries
 )
 
+MAX_FRAME_MESSAGES: Final = (
+    256  # what one frame can make the receiver hold is bounded before it is read (S12)
+)
+
 Short = Annotated[str, Meta(max_length=128)]
 Text = Annotated[str, Meta(max_length=512)]
 Unsigned = Annotated[int, Meta(ge=0)]
@@ -119,7 +123,7 @@ class Frame(msgspec.Struct, frozen=True, array_like=True):
     echo_us: Unsigned
     echo_epoch: Unsigned
     held_us: Unsigned
-    messages: Annotated[tuple[AnyMessage, ...], Meta(max_length=256)] = ()
+    messages: Annotated[tuple[AnyMessage, ...], Meta(max_length=MAX_FRAME_MESSAGES)] = ()
 
 
 @dataclass(frozen=True)

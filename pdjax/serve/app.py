@@ -1,6 +1,7 @@
 """The HTTP application of one node: generation, and the endpoints that both routers call (facts/router §0, §1).
 
-Must never be wrapped in a middleware, and must never answer a fault of the client with anything but 400 or 404.
+Must never be wrapped in a middleware that sees its answers, and must never answer a fault of the client with anything
+but 400, 404, or 401 where a key is missing.
 """
 
 from __future__ import annotations
@@ -9,17 +10,19 @@ import asyncio
 import time
 from typing import Any
 
+import msgspec
 from fastapi import FastAPI, Request
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from starlette.responses import PlainTextResponse, Response
 
+from pdjax.engine.bootstrap.access import MISSING, UNAUTHORIZED, guarded
 from pdjax.engine.bootstrap.registry import BadRegistration, parse_uint
 from pdjax.serve.answer import JsonAnswer, Plan, answer, error_answer, read_object, read_optional
 from pdjax.serve.args import ServeArgs
 from pdjax.serve.calls import Desk
 from pdjax.serve.engine_api import Engine
 from pdjax.serve.errors import ApiError, bad
-from pdjax.serve.health import HealthPass
+from pdjax.serve.health import HealthPass, PeerAccess
 from pdjax.serve.limits import HttpLimits
 from pdjax.serve.log import ServerLog
 from pdjax.serve.metrics import Exposition
@@ -29,6 +32,7 @@ from pdjax.serve.sglang_api import parse_generate
 from pdjax.serve.spans import Spans
 
 PAUSE_MODES = ("abort", "in_place", "retract")  # sglang's, its default first
+OPEN_PATHS = ("/health", "/health_generate", "/readiness")  # routers and probes ask them without a key
 DEBUG_ROOMS = 1000  # rooms of one answer of /debug/rooms, unless ?limit= says otherwise
 
 PARSERS = {
@@ -44,6 +48,7 @@ def build_app(
     log: ServerLog | None = None,
     spans: Spans | None = None,
     health_timeout_s: float = ServeArgs.health_timeout_s,
+    peers: PeerAccess | None = None,
 ) -> FastAPI:
     """The application; ``app.state.desk`` counts its calls. Serve it with ``engine.bootstrap.httpd``."""
     limits = limits or HttpLimits()
@@ -51,7 +56,7 @@ def build_app(
     app = FastAPI(title="pdjax", docs_url=None, redoc_url=None, openapi_url=None)
     app.state.desk = desk
     _add_generation(app, desk, limits)
-    _add_health(app, engine, HealthPass(desk, limits, health_timeout_s))
+    _add_health(app, engine, HealthPass(desk, limits, health_timeout_s, peers or PeerAccess()))
     _add_info(app, desk)
     _add_watching(app, desk)
     _add_control(app, desk, limits)
@@ -61,6 +66,12 @@ def build_app(
         return error_answer(error)
 
     return app
+
+
+def protected(app: FastAPI, key: str) -> Any:
+    """The application for who has the key; itself when there is none."""
+    refusal = msgspec.json.encode(ApiError(401, MISSING, reason=UNAUTHORIZED).body())
+    return guarded(app, key, open_paths=OPEN_PATHS, refusal=refusal, counters=app.state.desk.counters)
 
 
 def _add_generation(app: FastAPI, desk: Desk, limits: HttpLimits) -> None:

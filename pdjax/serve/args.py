@@ -6,52 +6,28 @@ Only serve reads flags and the environment (design §2): see options. Must never
 from __future__ import annotations
 
 import hashlib
+import ipaddress
 import re
-from dataclasses import MISSING, dataclass, field, fields, replace
-from pathlib import Path
-from typing import Any, Literal
+import ssl
+from dataclasses import dataclass, field, fields, replace
+from typing import Literal
 
 from pdjax.core.errors import ConfigError
-from pdjax.core.settings import MAX_TIMER_S, PDSettings
+from pdjax.core.settings import PDSettings
+from pdjax.engine.bootstrap.access import base_url, verifying
 from pdjax.engine.bootstrap.registry import DEFAULT_PORT
 from pdjax.engine.kernels.checksum import VERIFY_MODES
 from pdjax.model.settings import DTYPES, RunnerSettings
 from pdjax.sched.config import SchedulerConfig
 from pdjax.serve.log import FORMATS, LEVELS
+from pdjax.serve.port_args import PortArgs, arg, check_seconds, key_of, secret_of
 
 WILDCARDS = ("0.0.0.0", "::", "")
 MAX_ID_CHARS = 100  # of an instance, in every frame (core.wire.Short) and in the routing id of its socket
 
 
-def arg(flag: str, doc: str, default: Any = MISSING, choices: tuple[str, ...] = ()) -> Any:
-    """A field with its flag and the sentence that --help prints."""
-    metadata = {"flag": flag, "doc": doc, "choices": choices}
-    return field(metadata=metadata) if default is MISSING else field(default=default, metadata=metadata)
-
-
-def check_seconds(flag: str, seconds: float) -> None:
-    """Raises ConfigError for a time that no timer can run for."""
-    if not 0 < seconds <= MAX_TIMER_S:
-        raise ConfigError(
-            f"--{flag} {seconds:g}: must be a number of seconds above 0, at most {MAX_TIMER_S:g}"
-        )
-
-
-def _secret(flag: str, path: str) -> bytes:
-    """What the file holds without the white space around it, b"" without a file. Raises ConfigError."""
-    if not path:
-        return b""
-    try:
-        content = Path(path).read_bytes().strip()
-    except OSError as error:
-        raise ConfigError(f"--{flag} {path}: {error.strerror}") from None
-    if not content:
-        raise ConfigError(f"--{flag} {path}: is empty; write a secret into it")
-    return content
-
-
 @dataclass(frozen=True)
-class ServeArgs:
+class ServeArgs(PortArgs):
     """``check()`` before use. Sizes are tokens or pages; settings holds every timer and limit of the hand-off."""
 
     model: str = arg(
@@ -104,6 +80,16 @@ class ServeArgs:
         "sglang routers that this server enters itself into when it is ready, separated by commas",
         "",
     )
+    api_key_file: str = arg(
+        "api-key-file",
+        "its content is the key that clients must send as bearer token (empty: everybody may ask)",
+        "",
+    )
+    ssl_ca_file: str = arg(
+        "ssl-ca-file",
+        "PEM file that certificates of the registry and of peers are verified with; the registry is asked over https",
+        "",
+    )
     router_key_file: str = arg(
         "router-key-file", "its content is the API key of these routers (empty: none)", ""
     )
@@ -129,16 +115,16 @@ class ServeArgs:
         "disaggregation-bootstrap-host", "host of the registry (D, empty: the injected one)", ""
     )
     bootstrap_port: int = arg("disaggregation-bootstrap-port", "port of the registry", DEFAULT_PORT)
+    public_transfer: bool = arg(
+        "disaggregation-public-transfer",
+        "let the transfer ports, which have no authentication, listen on a public address",
+        False,
+    )
     with_bootstrap: bool = arg("with-bootstrap", "P: run the registry inside this process", False)
     port_base: int = arg(
         "disaggregation-port-base",
         "P: side channel on this port, one pair of ports after it for each decode instance (0: the kernel chooses)",
         0,
-    )
-    secret_file: str = arg(
-        "disaggregation-secret-file",
-        "its content keys every side-channel frame; the same on all instances (empty: checksums only)",
-        "",
     )
     trace: str = arg(
         "disaggregation-trace",
@@ -166,20 +152,31 @@ class ServeArgs:
         """The name of this instance. A life on the same address supersedes the one before (protocol §1)."""
         if self.instance_id:
             return self.instance_id
-        where = re.sub(r"[^0-9A-Za-z.]+", "-", serving_url.removeprefix("http://")).strip("-")
+        where = re.sub(r"[^0-9A-Za-z.]+", "-", re.sub("^https?://", "", serving_url)).strip("-")
         return f"{self.disaggregation_mode}-{where}"
 
     def secret(self) -> bytes:
         """The key of the side channel, b"" without one. Raises ConfigError."""
-        content = _secret("disaggregation-secret-file", self.secret_file)
+        content = secret_of("disaggregation-secret-file", self.secret_file)
         return hashlib.blake2b(content).digest() if content else b""
 
     def router_key(self) -> str:
         """The API key of the routers, "" without one. Raises ConfigError."""
-        content = _secret("router-key-file", self.router_key_file)
-        if not content.isascii():
-            raise ConfigError(f"--router-key-file {self.router_key_file}: a key has ASCII characters only")
-        return content.decode()
+        return key_of("router-key-file", self.router_key_file)
+
+    def api_key(self) -> str:
+        """The key of this server's API and of its peers', "" without one. Raises ConfigError."""
+        return key_of("api-key-file", self.api_key_file)
+
+    def believed(self) -> ssl.SSLContext | bool:
+        """Whose certificates are believed, as httpx takes it. Raises ConfigError."""
+        return verifying(self.ssl_ca_file)
+
+    @property
+    def registry_url(self) -> str:
+        """Of the configured registry, "" without one."""
+        scheme = "https" if self.ssl_ca_file else "http"
+        return base_url(self.bootstrap_host, self.bootstrap_port, scheme) if self.bootstrap_host else ""
 
     @property
     def transfer_ports(self) -> tuple[int, int] | None:
@@ -212,6 +209,7 @@ class ServeArgs:
         for flag, host in (("host", self.host), ("disaggregation-bootstrap-host", self.bootstrap_host)):
             if "/" in host:
                 raise ConfigError(f"--{flag} {host}: give a host name or address, not a URL")
+        self.check_port()
         self._check_others()
         self._check_mode()
 
@@ -232,6 +230,8 @@ class ServeArgs:
         if self.drain_timeout_s:
             check_seconds("drain-timeout", self.drain_timeout_s)
         self.router_key()
+        self.api_key()
+        self.believed()
         if self.otlp_endpoint and not re.fullmatch(r"https?://\S+", self.otlp_endpoint):
             raise ConfigError(f"--otlp-endpoint {self.otlp_endpoint}: give http://host:port of a collector")
 
@@ -260,7 +260,7 @@ class ServeArgs:
             raise ConfigError(
                 f"--host {self.host or repr('')}: peers cannot reach it; give this machine's own address"
             )
-        self.secret()
+        self._check_network()
         if self.port_base and mode != "prefill":
             raise ConfigError(
                 "--disaggregation-port-base with --disaggregation-mode decode: only prefill instances listen; drop it"
@@ -284,6 +284,32 @@ class ServeArgs:
         if broken:
             raise ConfigError("timers that cannot work: " + "; ".join(broken))
 
+    def _check_network(self) -> None:
+        """Of an instance whose transfer ports anybody who reaches them may end (facts/transfer row 15)."""
+        if _is_public(self.host) and not self.public_transfer:
+            raise ConfigError(
+                f"--host {self.host}: is a public address, and the transfer ports have no authentication; give an "
+                "address of a private network, or --disaggregation-public-transfer when a firewall guards them"
+            )
+        if self.api_key_file and not self.secret_file:
+            raise ConfigError(
+                "--api-key-file without --disaggregation-secret-file: anybody could list a server of their own, which "
+                "this one would send the key to; give both"
+            )
+        if self.with_bootstrap and self.ssl_certfile and not self.ssl_ca_file:
+            raise ConfigError(
+                "--with-bootstrap with --ssl-certfile: this server asks its own registry over https, too; give "
+                "--ssl-ca-file"
+            )
+
+
+def _is_public(host: str) -> bool:
+    """A name is none: the transport takes numeric addresses only."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_global
+    except ValueError:
+        return False
+
 
 _LEAST = {
     "context_length": 0,
@@ -296,7 +322,7 @@ _LEAST = {
 
 
 @dataclass(frozen=True)
-class BootstrapArgs:
+class BootstrapArgs(PortArgs):
     """``pdjax bootstrap``. ``check()`` before use."""
 
     host: str = arg("host", "address to listen on", "127.0.0.1")
@@ -312,6 +338,7 @@ class BootstrapArgs:
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"--port {self.port}: must be in [0, 65535]")
         check_seconds("disaggregation-bootstrap-heartbeat-ttl", self.heartbeat_ttl_s)
+        self.check_port()
 
 
 @dataclass(frozen=True)

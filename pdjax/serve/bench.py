@@ -22,7 +22,7 @@ from pdjax.bench.report import page, tables
 from pdjax.bench.session import session
 from pdjax.bench.workload import FIRST_ID, Job, fitted, read_trace, synthetic
 from pdjax.core.errors import ConfigError
-from pdjax.serve.args import arg, check_seconds
+from pdjax.serve.port_args import arg, check_seconds
 
 APIS = ("generate", "completions")
 # What 0 stands for without a trace and a rate; lengths in tokens.
@@ -61,7 +61,7 @@ class BenchArgs:
     warmup: int = arg("warmup", "requests sent first and not counted", 1)
     timeout_s: float = arg("timeout", "seconds after which a request has failed", 600.0)
     fresh_connections: bool = arg("fresh-connections", "a new connection for each request", False)
-    api_key: str = arg("api-key", "sent as bearer token", "")
+    api_key: str = arg("api-key", "sent as bearer token; in PDJAX_API_KEY it is in no list of processes", "")
     goodput: str = arg(
         "goodput", "bounds in ms, as in: ttft:200 itl:50 e2e:2000; counts the requests that keep them", ""
     )

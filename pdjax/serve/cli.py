@@ -64,7 +64,9 @@ def bootstrap(context: typer.Context, **options: Any) -> None:
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
-    server = HTTPBootstrapServer(args.host, args.port, args.heartbeat_ttl_s)
+    server = HTTPBootstrapServer(
+        args.host, args.port, args.heartbeat_ttl_s, door=args.door, token=args.token()
+    )
     server.start()
     print_ready(url=server.url, role="bootstrap")
     while not stop.wait(1.0):

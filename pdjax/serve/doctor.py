@@ -53,6 +53,12 @@ class NoAnswer(Exception):
     """Nobody there, or somebody else; the text says which."""
 
 
+def client_of(args: ServeArgs, key: str) -> httpx.Client:
+    """For requests to processes of this deployment. key: their bearer key, "" for none."""
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    return httpx.Client(trust_env=False, timeout=TIMEOUT_S, headers=headers, verify=args.believed())
+
+
 def ask(http: httpx.Client, url: str, **query: str) -> dict[str, Any]:
     """The JSON object at url. Raises NoAnswer."""
     try:

@@ -16,13 +16,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import httpx
-
 from pdjax.core.errors import ConfigError
-from pdjax.engine.bootstrap.client import base_url
+from pdjax.engine.bootstrap.access import base_url
 from pdjax.engine.jax_transfer.addresses import host_address
 from pdjax.serve.args import ServeArgs
-from pdjax.serve.doctor import TIMEOUT_S, Checks, Finding, NoAnswer, ask, fail, ok, state_of, warn
+from pdjax.serve.doctor import Checks, Finding, NoAnswer, ask, client_of, fail, ok, state_of, warn
 
 FDS_OF_A_PEER = (
     12  # six an end at the first pull (facts/peer-servers §1), and as many again after a reconnect
@@ -102,9 +100,9 @@ def _running(args: ServeArgs) -> Mapping[str, Any]:
     """/server_info of a server of the same role that has this address already; {} when there is none."""
     if not args.port:
         return {}
-    with httpx.Client(trust_env=False, timeout=TIMEOUT_S) as http:
+    with client_of(args, args.api_key()) as http:
         try:
-            info = ask(http, f"{base_url(args.host, args.port)}/server_info")
+            info = ask(http, f"{base_url(args.host, args.port, args.door.scheme)}/server_info")
         except NoAnswer:
             return {}
     return info if info.get("disaggregation_mode") == args.disaggregation_mode and state_of(info) else {}
@@ -140,6 +138,8 @@ def addresses(args: ServeArgs, environ: Mapping[str, str] = os.environ) -> Check
     yield from _proxies(args, environ)
     for flag, path in (
         ("disaggregation-secret-file", args.secret_file),
+        ("api-key-file", args.api_key_file),
+        ("ssl-keyfile", args.ssl_keyfile),
         ("router-key-file", args.router_key_file),
     ):
         if path and Path(path).stat().st_mode & 0o077:

@@ -16,11 +16,11 @@ from typing import Any
 import httpx
 
 from pdjax.core.errors import ConfigError
-from pdjax.engine.bootstrap.client import base_url
+from pdjax.engine.bootstrap.access import base_url
 from pdjax.engine.bootstrap.registry import BadRegistration, Print, parse_print
 from pdjax.engine.jax_transfer.addresses import split
 from pdjax.serve.args import ServeArgs
-from pdjax.serve.doctor import TIMEOUT_S, Checks, Finding, NoAnswer, ask, fail, ok, state_of, warn
+from pdjax.serve.doctor import TIMEOUT_S, Checks, Finding, NoAnswer, ask, client_of, fail, ok, state_of, warn
 from pdjax.serve.doctor_local import is_loopback
 
 OTHER = {"prefill": "decode", "decode": "prefill"}
@@ -54,8 +54,8 @@ def registry(args: ServeArgs, model_known: bool) -> Checks:
             advice = "give --disaggregation-bootstrap-host, so that this server is listed and can be ready"
             yield warn("registry", "not configured: each request's own is asked", advice)
         return
-    base = base_url(args.bootstrap_host, args.bootstrap_port)
-    with httpx.Client(trust_env=False, timeout=TIMEOUT_S) as http:
+    base = args.registry_url
+    with client_of(args, args.token()) as http, client_of(args, args.api_key()) as servers:
         began = time.monotonic()
         try:
             health = ask(http, f"{base}/health")
@@ -72,7 +72,7 @@ def registry(args: ServeArgs, model_known: bool) -> Checks:
             advice = f"start a {OTHER[args.disaggregation_mode]} instance with this registry"
             yield warn("peers", f"no {OTHER[args.disaggregation_mode]} instance is registered", advice)
         for peer in peers:
-            yield from _peer(args, http, peer)
+            yield from _peer(args, servers, peer)
         yield from _fingerprints(args, seats, model_known)
 
 
@@ -212,7 +212,7 @@ def _differences(own: Seat, peer: Seat) -> list[str]:
 
 def _mine(args: ServeArgs, seats: Sequence[Seat], model_known: bool) -> Seat | Finding | None:
     """This server as it is registered, or as it would be; None when nothing is known of its model."""
-    url = f"{base_url(args.host, args.port)}"
+    url = base_url(args.host, args.port, args.door.scheme)
     role = args.disaggregation_mode
     for seat in seats:
         if seat.role == role and seat.url == url:
@@ -234,9 +234,7 @@ def _mine(args: ServeArgs, seats: Sequence[Seat], model_known: bool) -> Seat | F
 
 
 def routers(args: ServeArgs) -> Checks:
-    key = args.router_key()
-    headers = {"authorization": f"Bearer {key}"} if key else {}
-    with httpx.Client(trust_env=False, timeout=TIMEOUT_S, headers=headers) as http:
+    with client_of(args, args.router_key()) as http:
         for router in args.routers:
             try:
                 workers = ask(http, f"{router.rstrip('/')}/workers").get("workers")

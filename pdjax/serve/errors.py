@@ -1,7 +1,7 @@
 """Errors as clients see them: one shape on every endpoint, the one of OpenAI's API.
 
-A fault of the client is 400 (a wrong model name 404) and nothing else: routers turn other 4xx into a 500 and retry
-them five times (facts/router §0.7). Must never carry a prompt or a token.
+A fault of the client is 400 (a wrong model name 404, a missing key 401) and nothing else: routers turn other 4xx into a
+500 and retry them five times (facts/router §0.7). Must never carry a prompt or a token.
 """
 
 from __future__ import annotations

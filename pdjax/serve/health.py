@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import ssl
 import time
 from collections.abc import Awaitable
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -28,11 +30,25 @@ PROMPT = [0, 0]
 NEW_TOKENS = 2  # the first is P's, the second one D's
 
 
+@dataclass(frozen=True)
+class PeerAccess:
+    """What a peer asks of who sends it a request. key: of its API, the same as ours; verify: as httpx takes it."""
+
+    key: str = field(default="", repr=False)
+    verify: ssl.SSLContext | bool = True
+
+    def client(self) -> httpx.AsyncClient:
+        """No time limit: the pass has its own."""
+        headers = {"authorization": f"Bearer {self.key}"} if self.key else {}
+        # trust_env: a proxy must not stand between the processes of one deployment (facts/router §8, trap 2).
+        return httpx.AsyncClient(trust_env=False, timeout=None, headers=headers, verify=self.verify)
+
+
 class HealthPass:
     """``check`` from any number of requests at once; they share one pass. limit_s: of one pass, all its tries together."""
 
-    def __init__(self, desk: Desk, limits: HttpLimits, limit_s: float) -> None:
-        self._desk, self._limits, self._limit_s = desk, limits, limit_s
+    def __init__(self, desk: Desk, limits: HttpLimits, limit_s: float, peers: PeerAccess) -> None:
+        self._desk, self._limits, self._limit_s, self._peers = desk, limits, limit_s, peers
         self._pass: asyncio.Task[str | None] | None = None
 
     async def check(self) -> str | None:
@@ -112,8 +128,7 @@ class HealthPass:
         return None if sub.finish is not None and sub.finish.type == "length" else "the request was aborted"
 
     async def _other(self, peer: Entry, body: dict[str, Any]) -> str | None:
-        # trust_env: a proxy must not stand between the processes of one deployment (facts/router §8, trap 2).
-        async with httpx.AsyncClient(trust_env=False, timeout=None) as client:  # the pass has its own limit
+        async with self._peers.client() as client:
             try:
                 answer = await client.post(f"{peer.serving_url}/generate", json=body)
             except (httpx.HTTPError, httpx.InvalidURL) as error:

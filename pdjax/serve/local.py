@@ -32,6 +32,22 @@ POLL_S = 0.1
 PROGRAM = (sys.executable, "-m", "pdjax.serve.cli")
 
 
+# One machine, and a router that would have to be told whom to believe.
+TLS = ("ssl-certfile", "ssl-keyfile", "ssl-ca-file")
+API_KEY = "api-key-file"
+OF_THE_REGISTRY_TOO = ("disaggregation-secret-file", "max-connections")
+
+
+def _value_of(flag: str, options: Sequence[str]) -> str:
+    """What the options of a command line give a flag, the last time; "" when they do not."""
+    found = ""
+    for one, after in zip(options, (*options[1:], ""), strict=False):
+        name, is_joined, value = one.partition("=")
+        if name == f"--{flag}":
+            found = value if is_joined else after
+    return found
+
+
 @dataclass(frozen=True)
 class Plan:
     """What to start. extra: further options for every ``pdjax serve``; chips: TPU_VISIBLE_CHIPS of each instance."""
@@ -56,6 +72,15 @@ class Plan:
             raise ConfigError("nothing to start: give --prefill and --decode")
         if self.router != "none" and not (self.prefill and self.decode):
             raise ConfigError("a router needs at least one prefill and one decode instance, or --router none")
+        for flag in TLS:
+            if _value_of(flag, self.extra):
+                raise ConfigError(
+                    f"--{flag}: pdjax up serves this machine without TLS; start servers with it by hand"
+                )
+        if self.router == "mini" and (_value_of(API_KEY, self.extra) or os.environ.get(variable(API_KEY))):
+            raise ConfigError(
+                f"--{API_KEY} with --router mini: it passes no key on (docs/routers.md); take rust"
+            )
         for flag, chips, count in (
             ("prefill-chips", self.prefill_chips, self.prefill),
             ("decode-chips", self.decode_chips, self.decode),
@@ -66,7 +91,7 @@ class Plan:
 
 # What up decides for each of its children; nothing that the parent was given may speak for them.
 OURS = (
-    *("host", "port", "instance-id", "with-bootstrap", "config"),
+    *("host", "port", "instance-id", "with-bootstrap", "config", *TLS),
     *("disaggregation-mode", "disaggregation-bootstrap-host", "disaggregation-bootstrap-port"),
 )
 
@@ -123,9 +148,11 @@ class Fleet:
         """Raises ChildError when a child ends or is late, KeyboardInterrupt when ``stop`` is set."""
         bootstrap: str | None = None
         if self.plan.prefill or self.plan.decode:
-            registry = self._spawn(
-                "bootstrap", [*PROGRAM, "bootstrap", "--host", self.plan.host, "--port", "0"]
-            )
+            command = [*PROGRAM, "bootstrap", "--host", self.plan.host, "--port", "0"]
+            for flag in OF_THE_REGISTRY_TOO:
+                if value := _value_of(flag, self.plan.extra):
+                    command += [f"--{flag}", value]
+            registry = self._spawn("bootstrap", command)
             self._await_lines([registry])
             bootstrap = self.addresses["bootstrap"]
         nodes = self._spawn_nodes(bootstrap)

@@ -139,6 +139,8 @@ class Node:
             args.bootstrap_port,
             fingerprint=prints,
             heartbeat_interval_s=settings.heartbeat_interval_s,
+            token=args.token(),
+            ca_file=args.ssl_ca_file,
         )
         pool_bytes = sum(p.page_bytes * p.shape[0] * p.n_layers for p in pools)
         ports, tap = Ports(self.transport, channel, self.registry, clock), self._tap

@@ -15,9 +15,10 @@ from pdjax.core.errors import ConfigError
 from pdjax.engine.bootstrap.httpd import HttpThread, bind, url_of
 from pdjax.engine.bootstrap.server import HTTPBootstrapServer
 from pdjax.engine.jax_transfer.process import leave, prepare_process
-from pdjax.serve.app import build_app
+from pdjax.serve.app import build_app, protected
 from pdjax.serve.args import ServeArgs
 from pdjax.serve.ending import EndRequest, end
+from pdjax.serve.health import PeerAccess
 from pdjax.serve.loading import load
 from pdjax.serve.log import ServerLog, take_over
 from pdjax.serve.node import Node
@@ -55,10 +56,12 @@ def _serve(args: ServeArgs, request: EndRequest, server_log: ServerLog) -> NoRet
     sock = bind(args.host, args.port)
     bootstrap = None
     if args.with_bootstrap:
-        bootstrap = HTTPBootstrapServer(args.host, args.bootstrap_port, args.settings.heartbeat_ttl_s)
+        bootstrap = HTTPBootstrapServer(
+            args.host, args.bootstrap_port, args.settings.heartbeat_ttl_s, door=args.door, token=args.token()
+        )
         bootstrap.start()
         args = args.at_registry(args.host, bootstrap.port)
-    url = url_of(sock)
+    url = url_of(sock, args.door.scheme)
     server_log.event("loading", model=args.model, url=url)  # it takes a while, and an operator waits
     node = Node(args, load(args), url, server_log, on_drain=lambda: request.ask("POST /drain"))
     server_log.event("compiling", instance_id=node.instance_id)
@@ -66,8 +69,15 @@ def _serve(args: ServeArgs, request: EndRequest, server_log: ServerLog) -> NoRet
     while not node.loaded(LOADED_POLL_S):
         pass
     spans = _spans(args, node)
-    app = build_app(node, log=server_log, spans=spans, health_timeout_s=args.health_timeout_s)
-    http = HttpThread(app, sock, "http")
+    app = build_app(
+        node,
+        log=server_log,
+        spans=spans,
+        health_timeout_s=args.health_timeout_s,
+        peers=PeerAccess(args.api_key(), args.believed()),
+    )
+    counters = app.state.desk.counters
+    http = HttpThread(protected(app, args.api_key()), sock, "http", door=args.door, counters=counters)
     request.serving = True
     http.start()
     node.announce()
@@ -76,7 +86,7 @@ def _serve(args: ServeArgs, request: EndRequest, server_log: ServerLog) -> NoRet
         url=url,
         role=node.role,
         instance_id=node.instance_id,
-        bootstrap=f"http://{args.bootstrap_host}:{args.bootstrap_port}" if args.bootstrap_host else "",
+        bootstrap=args.registry_url,
     )
     node.router = _router_member(args, node, url, server_log)
     node.router.start()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import logging
 import threading
 import time
@@ -25,6 +24,7 @@ import msgspec
 
 from pdjax.core.pools import Fingerprint
 from pdjax.core.settings import PDSettings
+from pdjax.engine.bootstrap.access import base_url, verifying
 from pdjax.engine.bootstrap.reach import Reach
 from pdjax.engine.bootstrap.registry import BadRegistration, parse_print, parse_uint
 from pdjax.engine.ports import Entry, LookupDone
@@ -63,16 +63,6 @@ class _Answer:
     silent: bool = False  # the latest look-up ended by CALL_TIMEOUT_S: not even a refusal came
 
 
-def base_url(host: str, port: int) -> str:
-    """http://host:port, with brackets around IPv6."""
-    try:
-        return (
-            f"http://[{host}]:{port}" if ipaddress.ip_address(host).version == 6 else f"http://{host}:{port}"
-        )
-    except ValueError:
-        return f"http://{host}:{port}"
-
-
 def _host_of(url: str) -> str | None:
     """None for what is no URL: another instance's text must not cost this one its look-ups (S11)."""
     try:
@@ -104,6 +94,8 @@ class HttpRegistryClient:
     central: it is asked whatever host and port the router injected, and the injected host only prefers the instances
     whose serving URL has it (protocol §3, Finding P).
     fingerprint: the asker's; the registry then says which instances are compatible and why others are not.
+    token: the registry's bearer key, "" for none. Only a configured registry gets it: the injected host is the
+    client's text. ca_file: of the certificates that a registry's own is verified with; with one it is asked over https.
     """
 
     def __init__(
@@ -113,10 +105,15 @@ class HttpRegistryClient:
         *,
         fingerprint: Fingerprint | None = None,
         heartbeat_interval_s: float | None = None,
+        token: str = "",
+        ca_file: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.host = host
         self.port = port
+        self._headers = {"authorization": f"Bearer {token}"} if token and host is not None else {}
+        self._scheme = "https" if ca_file else "http"
+        self._verify = verifying(ca_file)
         self.counters: Counter[str] = Counter()
         self.membership = Membership()
         self._asker = parse_print(fingerprint) if fingerprint is not None else None
@@ -202,7 +199,9 @@ class HttpRegistryClient:
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
         # trust_env: a proxy from the environment must not stand between instances (facts/router §8, trap 2).
-        self._http = httpx.AsyncClient(timeout=CALL_TIMEOUT_S, trust_env=False)
+        self._http = httpx.AsyncClient(
+            timeout=CALL_TIMEOUT_S, trust_env=False, headers=self._headers, verify=self._verify
+        )
         self._stopped = asyncio.Event()
         self._beat_now = asyncio.Event()
         try:
@@ -242,7 +241,7 @@ class HttpRegistryClient:
     async def _keep_alive(self, payload: dict[str, Any]) -> None:
         """PUT until it is accepted, then heartbeat; 404 (expired, restarted, replaced) registers again (V6)."""
         assert self.host is not None
-        base = base_url(self.host, self.port)
+        base = base_url(self.host, self.port, self._scheme)
         beat = {
             name: payload[name]
             for name in payload
@@ -359,7 +358,7 @@ class HttpRegistryClient:
             query["fingerprint"] = msgspec.json.encode(asker).decode()
         self.counters["lookup_sent"] += 1
         try:
-            answer = await self._http.get(f"{base_url(*where)}{path}", params=query)
+            answer = await self._http.get(f"{base_url(*where, self._scheme)}{path}", params=query)
             answer.raise_for_status()
             return self._read(answer.json())
         except (httpx.HTTPError, httpx.InvalidURL, BadRegistration, ValueError, KeyError, TypeError) as error:

@@ -5,9 +5,12 @@ Must never answer a request itself or know what a body means.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import socket
 import threading
+from collections import Counter
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -15,6 +18,8 @@ import uvicorn
 from starlette.requests import ClientDisconnect, Request
 
 from pdjax.core.errors import ConfigError
+from pdjax.engine.bootstrap.access import base_url
+from pdjax.engine.bootstrap.connections import HEAD_TIMEOUT_S, MAX_CONNECTIONS, BoundedConfig
 
 # The routers' pools keep idle connections for less than this. uvicorn's 5 s would close one just as the
 # router writes on it (facts/router §11).
@@ -22,11 +27,26 @@ KEEP_ALIVE_S = 120
 END_GRACE_S = 5  # for the requests that run when the server is asked to end
 # A body over its limit is read and thrown away up to this, so that the client can still read our answer.
 MAX_DISCARD_BYTES = 64 << 20
+BODY_TIMEOUT_S = 60.0  # from a request's head to the end of its body
 BACKLOG = 2048
 
 
 class BadBody(ValueError):
-    """The body is too long or is not JSON; the text is fit for the client."""
+    """The body is too long, too late or no JSON; the text is fit for the client."""
+
+
+@dataclass(frozen=True)
+class Door:
+    """How an HTTP port is opened. certfile and keyfile: PEM files of its certificate, "" for plain HTTP."""
+
+    certfile: str = ""
+    keyfile: str = ""
+    max_connections: int = MAX_CONNECTIONS
+    head_timeout_s: float = HEAD_TIMEOUT_S
+
+    @property
+    def scheme(self) -> str:
+        return "https" if self.certfile else "http"
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -50,16 +70,21 @@ def bind(host: str, port: int) -> socket.socket:
     return sock
 
 
-def url_of(sock: socket.socket) -> str:
-    """http://host:port of a bound socket, without a trailing slash (routers mishandle one, facts/router §8)."""
+def url_of(sock: socket.socket, scheme: str = "http") -> str:
+    """scheme://host:port of a bound socket, without a trailing slash (routers mishandle one, facts/router §8)."""
     host, port = sock.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return base_url(host, port, scheme)
 
 
-def http_server(app: Any) -> uvicorn.Server:
+def http_server(app: Any, door: Door, counters: Counter[str]) -> uvicorn.Server:
     """A uvicorn server with our settings; run it with ``server.run(sockets=[sock])``."""
-    config = uvicorn.Config(
+    config = BoundedConfig(
         app,
+        max_connections=door.max_connections,
+        head_timeout_s=door.head_timeout_s,
+        counters=counters,
+        ssl_certfile=door.certfile or None,
+        ssl_keyfile=door.keyfile or None,
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=END_GRACE_S,
         access_log=False,
@@ -73,12 +98,21 @@ def http_server(app: Any) -> uvicorn.Server:
 
 
 class HttpThread:
-    """One app served by a thread of its own. Owns the socket; ``stop`` closes it."""
+    """One app served by a thread of its own. Owns the socket; ``stop`` closes it. counters: of ``connections``."""
 
-    def __init__(self, app: Any, sock: socket.socket, name: str) -> None:
-        self.url = url_of(sock)
+    def __init__(
+        self,
+        app: Any,
+        sock: socket.socket,
+        name: str,
+        *,
+        door: Door | None = None,
+        counters: Counter[str] | None = None,
+    ) -> None:
+        door = door or Door()
+        self.url = url_of(sock, door.scheme)
         self._sock = sock
-        self._server = http_server(app)
+        self._server = http_server(app, door, Counter() if counters is None else counters)
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self.error: BaseException | None = None
 
@@ -104,16 +138,20 @@ class HttpThread:
         self._sock.close()
 
 
-async def read_json(request: Request, limit_bytes: int) -> tuple[Any, int]:
+async def read_json(request: Request, limit_bytes: int, limit_s: float = BODY_TIMEOUT_S) -> tuple[Any, int]:
     """The body as strict JSON (integers exact, no NaN) and its length. Raises BadBody, ClientDisconnect."""
     body = bytearray()
     total = 0
-    async for chunk in request.stream():
-        total += len(chunk)
-        if total <= limit_bytes:
-            body += chunk
-        elif total > MAX_DISCARD_BYTES:
-            break
+    try:
+        async with asyncio.timeout(limit_s):
+            async for chunk in request.stream():
+                total += len(chunk)
+                if total <= limit_bytes:
+                    body += chunk
+                elif total > MAX_DISCARD_BYTES:
+                    break
+    except TimeoutError:
+        raise BadBody(f"the body did not come within {limit_s:g} s") from None
     if total > limit_bytes:
         raise BadBody(f"the body is longer than the limit of {limit_bytes} bytes")
     try:
@@ -124,4 +162,4 @@ async def read_json(request: Request, limit_bytes: int) -> tuple[Any, int]:
         raise BadBody("the body is nested too deeply") from error
 
 
-__all__ = ["BadBody", "ClientDisconnect", "HttpThread", "bind", "http_server", "read_json", "url_of"]
+__all__ = ["BadBody", "ClientDisconnect", "Door", "HttpThread", "bind", "http_server", "read_json", "url_of"]

@@ -16,7 +16,8 @@ from fastapi.responses import JSONResponse
 from pdjax.core.kvpoll import KVPoll
 from pdjax.core.settings import PDSettings
 from pdjax.engine.base import BaseKVBootstrapServer
-from pdjax.engine.bootstrap.httpd import BadBody, ClientDisconnect, HttpThread, bind, read_json, url_of
+from pdjax.engine.bootstrap.access import MISSING, guarded
+from pdjax.engine.bootstrap.httpd import BadBody, ClientDisconnect, Door, HttpThread, bind, read_json
 from pdjax.engine.bootstrap.registry import (
     DEFAULT_PORT,
     BadRegistration,
@@ -30,11 +31,16 @@ from pdjax.engine.bootstrap.registry import (
 )
 
 MAX_BODY_BYTES = 64 << 10
+OPEN_PATHS = ("/health",)  # asked without a key: liveness probes have none
 OTHER_ROLE = {"prefill": "decode", "decode": "prefill"}
 
 
+def _error_body(status: int, message: str) -> dict[str, Any]:
+    return {"error": {"message": message, "code": status}}
+
+
 def _error(status: int, message: str) -> JSONResponse:
-    return JSONResponse({"error": {"message": message, "code": status}}, status_code=status)
+    return JSONResponse(_error_body(status, message), status_code=status)
 
 
 async def _object(request: Request) -> dict[str, Any]:
@@ -151,15 +157,31 @@ class HTTPBootstrapServer(BaseKVBootstrapServer):
     """The registry served by a thread of its own, inside P (``--with-bootstrap``) or alone (``pdjax bootstrap``).
 
     The socket is bound in the constructor, so that a taken port is a ConfigError at start; ``address`` is valid
-    from then on.
+    from then on. token: without it as bearer key every request but /health is 401; "" lets everybody in.
     """
 
-    def __init__(self, host: str = "127.0.0.1", port: int = DEFAULT_PORT, ttl_s: float | None = None) -> None:
+    def __init__(
+        self,
+        host: str = "127.0.0.1",
+        port: int = DEFAULT_PORT,
+        ttl_s: float | None = None,
+        *,
+        door: Door | None = None,
+        token: str = "",
+    ) -> None:
         self.registry = Registry(PDSettings().heartbeat_ttl_s if ttl_s is None else ttl_s)
+        counters = self.registry.counters
+        app = guarded(
+            build_app(self.registry),
+            token,
+            open_paths=OPEN_PATHS,
+            refusal=msgspec.json.encode(_error_body(401, MISSING)),
+            counters=counters,
+        )
         sock = bind(host, port)
         self.host, self.port = sock.getsockname()[:2]
-        self.url = url_of(sock)
-        self._http = HttpThread(build_app(self.registry), sock, "pdjax-bootstrap")
+        self._http = HttpThread(app, sock, "pdjax-bootstrap", door=door, counters=counters)
+        self.url = self._http.url
         self._started = False
 
     @property

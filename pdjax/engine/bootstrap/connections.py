@@ -1,0 +1,75 @@
+"""Connections of an HTTP port: how many there may be, and how long one may take to say what it wants.
+
+uvicorn bounds neither: a stranger could hold every file descriptor of a process with connections that say nothing
+(S12). Must never look at what a request means.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import Any
+
+import h11
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+MAX_CONNECTIONS = 2048  # clients of a full queue, and as many idle ones of the routers' pools
+HEAD_TIMEOUT_S = 30.0  # from the first byte that is waited for to the end of a request's head
+FULL = b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+
+
+class BoundedConfig(uvicorn.Config):
+    """counters get ``connections_refused`` and ``slow_heads``."""
+
+    def __init__(
+        self, app: Any, *, max_connections: int, head_timeout_s: float, counters: Counter[str], **more: Any
+    ) -> None:
+        super().__init__(app, http=BoundedProtocol, **more)
+        self.max_connections = max_connections
+        self.head_timeout_s = head_timeout_s
+        self.counters = counters
+
+
+class BoundedProtocol(H11Protocol):
+    """One connection. Beyond the limit it is answered 503 and closed; so is one whose head does not come, unanswered."""
+
+    config: BoundedConfig
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self._head_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        if len(self.connections) >= self.config.max_connections:
+            self.config.counters["connections_refused"] += 1
+            self.transport = transport
+            transport.write(FULL)
+            transport.close()
+            return
+        super().connection_made(transport)
+        self._await_head()
+
+    def handle_events(self) -> None:
+        """Called with new bytes, and with those that came behind a request once that is answered."""
+        super().handle_events()
+        if self.conn.their_state is not h11.IDLE:
+            self._stop_waiting()
+        elif self._head_timer is None and self.conn.trailing_data[0]:
+            self._await_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def _await_head(self) -> None:
+        self._head_timer = self.loop.call_later(self.config.head_timeout_s, self._too_slow)
+
+    def _stop_waiting(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _too_slow(self) -> None:
+        self.config.counters["slow_heads"] += 1
+        self.transport.abort()
