@@ -11,12 +11,15 @@ import httpx
 from typer.testing import CliRunner
 
 from pdjax.core import conform
+from pdjax.engine.bootstrap.access import registry_token
 from pdjax.serve.children import Child, end_all
 from pdjax.serve.local import Fleet, Plan
 from pdjax.serve.router import free_ports, router_command, router_environ, router_serves
 from pdjax.sim.cli import app as sim_app
 
 WAIT_S = 60.0
+SECRET = b"of the test"
+REGISTRY_KEY = {"authorization": f"Bearer {registry_token(SECRET)}"}
 
 
 class Deployment(Fleet):
@@ -24,7 +27,7 @@ class Deployment(Fleet):
 
     def __init__(self, logs: pathlib.Path, model="tiny", *extra: str, staged=(), **plan):
         logs.mkdir(parents=True, exist_ok=True)
-        (logs / "secret").write_text("of the test\n")
+        (logs / "secret").write_bytes(SECRET + b"\n")
         options = ("--disaggregation-trace", str(logs), "--disaggregation-verify", "all")
         options += ("--disaggregation-secret-file", str(logs / "secret"), *extra)
         self.logs, self.staged = logs, staged

@@ -5,7 +5,7 @@ import signal
 import time
 
 import pytest
-from fleets import WAIT_S, Deployment
+from fleets import REGISTRY_KEY, WAIT_S, Deployment
 from shims import until
 from test_faults import SOON_S, TIMERS, TINY, body, both, eventually_serves
 
@@ -48,7 +48,8 @@ def readiness(fleet, name):
 
 
 def listed(fleet, role):
-    found = fleet.http.get(f"{fleet.addresses['bootstrap']}/list?role={role}").json()["instances"]
+    url = f"{fleet.addresses['bootstrap']}/list?role={role}"
+    found = fleet.http.get(url, headers=REGISTRY_KEY).json()["instances"]
     return [one["instance_id"] for one in found]
 
 
