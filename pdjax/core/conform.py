@@ -228,14 +228,23 @@ def success_has_both_sides(log: Log) -> list[Finding]:
 
 
 def first_token_after_success(log: Log) -> list[Finding]:
-    """S2, S13: D shows a token of a room only once the room is a success."""
+    """S2, S13: D shows a token of a room once the room is a success, or has failed and D computes it under another token."""
     good: set[tuple[Life, int | None]] = set()
+    failed: set[tuple[Life, int | None]] = set()
+    recomputed: set[tuple[Life, str]] = set()
     receivers = {x.life for x in log.receiver}
     found = []
-    for line in log.of("scattered", "first_token"):
-        if line.event == "scattered" and line.get("to") == "Success":
-            good.add((line.life, line.room))
-        if line.event == "first_token" and line.life in receivers and (line.life, line.room) not in good:
+    for line in sorted([*log.receiver, *log.of("first_token", "recompute")], key=lambda x: x.number):
+        key, own = (line.life, line.room), (line.life, str(line.get("token")))
+        if line.role:
+            if line.get("to") in ("Success", "Failed"):
+                (good if line.get("to") == "Success" else failed).add(key)
+        elif line.event == "recompute":
+            recomputed.add(own)
+            if key not in failed:
+                text = f"room {line.room}: computed anew, but its hand-off has not failed"
+                found.append(Finding("S2", text, line.number))
+        elif line.life in receivers and own not in recomputed and key not in good:
             found.append(Finding("S2", f"room {line.room}: a token before the commit", line.number))
     return found
 

@@ -120,6 +120,7 @@ _RULED = frozenset(
         "pull_started",
         "scattered",
         "first_token",
+        "recompute",
         "done",
         "illegal",
         "effect_failed",

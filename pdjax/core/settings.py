@@ -94,6 +94,22 @@ class PDSettings:
         "disaggregation-max-graveyard",
         "D: bytes of abandoned pulls of one peer before its server is replaced",
     )
+    on_failure: str = setting(
+        "fail",
+        "disaggregation-on-failure",
+        "D: when its P is lost, fail the request, or (recompute) prefill its prompt here",
+        choices=("fail", "recompute"),
+    )
+    max_recompute: int = setting(
+        64,
+        "disaggregation-max-recompute",
+        "D: lost requests that wait to be prefilled here; one beyond fails",
+    )
+    recompute_every: int = setting(
+        4,
+        "disaggregation-recompute-every",
+        "D: while others decode, a chunk of a lost prompt is computed in one of so many steps",
+    )
     prefill_gate: str = setting(
         "eager",
         "disaggregation-prefill-gate",

@@ -3,8 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from pdjax.core.errors import ConfigError
+from pdjax.core.settings import PDSettings
+
+
+def of_settings(settings: PDSettings) -> dict[str, Any]:
+    """The fields of SchedulerConfig that the settings of the hand-off decide."""
+    return {
+        "recompute": settings.on_failure == "recompute",
+        "max_recompute": settings.max_recompute,
+        "recompute_every": settings.recompute_every,
+        "request_timeout_s": settings.request_timeout_s,
+    }
 
 
 @dataclass(frozen=True)
@@ -15,6 +27,9 @@ class SchedulerConfig:
     is on its way); 0: the runner's largest batch. max_queue: requests taken in and not started, a submit beyond
     it is refused. chunked_prefill_size: prompt tokens computed in one step. disable_radix_cache: no prompt shares the
     pages of another one (on D none ever does). overlap: results are read one turn after their step was launched.
+    recompute, on D: a prompt whose P is lost is prefilled here; max_recompute: how many may wait for that;
+    recompute_every: while others decode, a chunk of one is computed in one of so many steps; request_timeout_s: from
+    its arrival on, none waits longer for its turn.
     """
 
     context_length: int
@@ -24,6 +39,10 @@ class SchedulerConfig:
     chunked_prefill_size: int = 512
     disable_radix_cache: bool = False
     overlap: bool = True
+    recompute: bool = False
+    max_recompute: int = 64
+    recompute_every: int = 4
+    request_timeout_s: float = 300.0
 
     def __post_init__(self) -> None:
         for name, least in (
@@ -31,6 +50,8 @@ class SchedulerConfig:
             ("max_running", 0),
             ("max_queue", 1),
             ("chunked_prefill_size", 1),
+            ("max_recompute", 1),
+            ("recompute_every", 1),
         ):
             if getattr(self, name) < least:
                 raise ConfigError(f"{name}={getattr(self, name)}: set it to at least {least}")

@@ -15,15 +15,18 @@ from pdjax.core.kvpoll import KVPoll
 from pdjax.core.pools import pages_for
 from pdjax.engine.base import KVEvent, KVLanded, KVReady, Packed
 from pdjax.sched.batch import Fifo, Seq
-from pdjax.sched.disaggregation import RoomTable
-from pdjax.sched.request import Output, Request
+from pdjax.sched.recompute import Recomputing
+from pdjax.sched.request import Request
 from pdjax.sched.scheduler import Scheduler, failure_of
 
 RECEIVE_RETRY_S = 0.02  # gap between two tries of a receive() that said "not now", when nothing else happens
 
 
-class SchedulerDisaggregationDecodeMixin(RoomTable):
-    """submit → ready → pages (FIFO by ready) → pull → landed → scatter, commit → decode (protocol §5)."""
+class SchedulerDisaggregationDecodeMixin(Recomputing):
+    """submit → ready → pages (FIFO by ready) → pull → landed → scatter, commit → decode (protocol §5).
+
+    A hand-off that fails because its P is lost may go on without one (recompute.py).
+    """
 
     def _init_disaggregation(self) -> None:
         self._init_rooms()
@@ -33,30 +36,33 @@ class SchedulerDisaggregationDecodeMixin(RoomTable):
         self.page_queue = Fifo("page_queue", waiting=True)
         self.in_flight = Fifo("in_flight", waiting=False)
         self._held: list[Seq] = []  # landed in a pause: the first token is said after it
+        self._init_recompute()
 
     def _queues(self) -> tuple[Fifo, ...]:
-        return (self.bootstrapping, self.page_queue, self.in_flight, self.running)
+        lost = (self.recompute, self.prefilling) if self.config.recompute else ()
+        return (self.bootstrapping, self.page_queue, self.in_flight, *lost, self.running)
 
     def idle(self) -> bool:
-        return super().idle() and self._page_head(self.clock()) is None
+        return super().idle() and self._page_head(self.clock()) is None and not self._may_admit()
 
     def next_wake(self) -> float | None:
-        head, at = self.page_queue.head(), super().next_wake()
-        if head is None or head.retry_at <= self.clock():
-            return at
-        return head.retry_at if at is None else min(at, head.retry_at)
+        head, times = self.page_queue.head(), [super().next_wake(), self._next_late_s()]
+        if head is not None and head.retry_at > self.clock():
+            times.append(head.retry_at)
+        return min((at for at in times if at is not None), default=None)
 
     def step(self) -> bool:
         return self._event_loop_decode_disagg()
 
     def _event_loop_decode_disagg(self) -> bool:
-        """One turn of D's loop (RFC-2 §5.4). It prefills nothing: what has landed joins the next launch."""
+        """One turn of D's loop (RFC-2 §5.4). It prefills nothing but lost prompts: what has landed joins the next launch."""
         worked = self.host_work()
         return self.device_work() or worked
 
     def host_work(self) -> bool:
         worked = self._take_events()
         worked |= self._drain_inbox()
+        worked |= self._admit_recompute()
         worked |= self._start_pulls()
         worked |= self._answer_flushes()
         return worked
@@ -78,7 +84,7 @@ class SchedulerDisaggregationDecodeMixin(RoomTable):
             self._fail(seq, error)
             return
         if failed:  # it ended between claim and here: its KVEnded found nobody
-            self._close(seq, Output(failure=failure_of(receiver.failure_exception())))
+            self._hand_off_failed(seq, failure_of(receiver.failure_exception()))
         else:
             self._move(seq, self.bootstrapping)
 
@@ -111,8 +117,7 @@ class SchedulerDisaggregationDecodeMixin(RoomTable):
         seq = self.page_queue.head()
         if seq is None or seq.retry_at > now_s:
             return None
-        # A row is reserved before the pages (S17): what lands joins the batch at once.
-        if len(self.in_flight) + len(self.running) >= self.max_running:
+        if not self._has_row() or self._is_held_up():
             return None
         need = self._pages_needed(seq.n_prompt, seq.max_outputs)
         return seq if need <= self.cache.available_pages() else None
@@ -144,7 +149,7 @@ class SchedulerDisaggregationDecodeMixin(RoomTable):
         if seq.receiver.poll() == KVPoll.WaitingForInput:
             seq.retry_at = self.clock() + RECEIVE_RETRY_S
             return False
-        self._close(seq, Output(failure=failure_of(seq.receiver.failure_exception())))
+        self._hand_off_failed(seq, failure_of(seq.receiver.failure_exception()))
         return True
 
     def _kv_pages(self, seq: Seq) -> list[int]:
@@ -175,7 +180,7 @@ class SchedulerDisaggregationDecodeMixin(RoomTable):
         self.runner.scatter(self._kv_pages(seq), packed)
         seq.req.times.scattered = self.clock()
         if not seq.receiver.commit():
-            self._close(seq, Output(failure=failure_of(seq.receiver.failure_exception())))
+            self._hand_off_failed(seq, failure_of(seq.receiver.failure_exception()))
             return
         seq.committed = True
         seq.computed = seq.n_prompt

@@ -109,5 +109,8 @@ class RoomTable(_Scheduler):
         if seq is None:
             self.counts["stray_events"] += 1
             return
-        # The room has ended already: nothing to tell the manager.
-        self._close(seq, Output(failure=Failure(event.status, event.reason, event.message)))
+        self._hand_off_failed(seq, Failure(event.status, event.reason, event.message))
+
+    def _hand_off_failed(self, seq: Seq, failure: Failure) -> None:
+        """The room has ended already: nothing to tell the manager."""
+        self._close(seq, Output(failure=failure))

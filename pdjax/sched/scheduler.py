@@ -352,8 +352,7 @@ class Scheduler(StepLoop):
         self.counts["output_tokens"] += 1
         if req.times.first_token is None:
             req.times.first_token = self.clock()
-            if self._manager is not None:
-                self._manager.note("first_token", req.room)
+            self._note_first_token(seq)
         prompt, seq.scored = tuple(seq.scored), []
         output = Output((token,), () if logprob is None else (logprob,), (top,), prompt, finish)
         if finish is not None:
@@ -362,6 +361,10 @@ class Scheduler(StepLoop):
         if seq.queue is not self.running:
             self._move(seq, self.running)
         self._emit(req, output)
+
+    def _note_first_token(self, seq: Seq) -> None:
+        if self._manager is not None:
+            self._manager.note("first_token", seq.req.room)
 
     def _fail(self, seq: Seq, error: Exception) -> None:
         """What was done for this request went wrong: it ends alone (S11), its pages' content is not trusted."""

@@ -73,10 +73,14 @@ class StepLoop(ABC):
         """Requests that get a row in the next decode step: of the others, the last token is under way."""
         return [seq for seq in self.running if seq.n_sampled < seq.max_outputs]
 
+    def next_prompt(self) -> Seq | None:
+        """The request whose next chunk this turn may compute."""
+        return self.prefilling.head()
+
     # ------------------------------------------------------------ launch
 
     def _launch_prefill(self) -> bool:
-        seq = self.prefilling.head()
+        seq = self.next_prompt()
         if seq is None or seq.unread:
             return False
         try:

@@ -29,6 +29,7 @@ from pdjax.engine.jax_transfer.manager import JaxTransferKVManager
 from pdjax.engine.jax_transfer.transport import JaxTransferKVEngine
 from pdjax.engine.manager import Ports
 from pdjax.engine.ports import LookupDone
+from pdjax.sched.config import of_settings
 from pdjax.sched.factory import make_scheduler
 from pdjax.sched.request import Request
 from pdjax.sched.scheduler import SchedulerConfig
@@ -101,6 +102,7 @@ class Node:
             chunked_prefill_size=self.runner.buckets.chunk_tokens,
             disable_radix_cache=args.disable_radix_cache,
             overlap=not args.disable_overlap_schedule,
+            **of_settings(args.settings),
         )
         self.scheduler = make_scheduler(
             self.role, config, self.runner, time.monotonic, self.manager, wake=self._wake.set
@@ -213,10 +215,11 @@ class Node:
             self._loaded.set()
 
     def _warm_up(self) -> None:
+        recomputes = self.args.settings.on_failure == "recompute"
         began = time.monotonic()
         staged = self.manager is not None and self.manager.host_slots is not None
         n = self.runner.warmup(
-            prefill=self.role != "decode",
+            prefill=self.role != "decode" or recomputes,
             decode=self.role != "prefill",
             gather=self.role == "prefill",
             scatter=self.role == "decode",

@@ -13,6 +13,7 @@ from typing import Any
 from pdjax.core.settings import PDSettings
 from pdjax.sim.draw_faults import FAULTS, MAX_FAULTS, MAX_REQUESTS, Faults
 from pdjax.sim.draw_prefixes import share_prefixes
+from pdjax.sim.draw_recompute import recompute_lost_ones
 from pdjax.sim.transport import SimTransport
 
 Trace = dict[str, Any]
@@ -23,6 +24,7 @@ def draw(seed: int) -> Trace:
     trace = _Draw(seed).trace()
     share_prefixes(trace, seed)
     _stage_on_host(trace, seed)
+    recompute_lost_ones(trace, seed)
     return trace
 
 

@@ -9,7 +9,7 @@ from typing import Any, cast, get_args
 
 from pdjax.core.errors import ConfigError
 from pdjax.core.settings import PDSettings
-from pdjax.sched.scheduler import SchedulerConfig
+from pdjax.sched.config import SchedulerConfig, of_settings
 from pdjax.sim.limits import MAX_COUNT, check_pool
 from pdjax.sim.node import NodeSpec
 from pdjax.sim.runner import SimModel
@@ -78,6 +78,7 @@ def node_spec(
             chunked_prefill_size=numbers.get("chunked-prefill-size", 512),
             disable_radix_cache=switches.get("disable-radix-cache", False),
             overlap=not switches.get("disable-overlap-schedule", False),
+            **of_settings(built),
         )
     except ConfigError as error:
         raise TraceError("world.flags", f"{name}: {error}") from None

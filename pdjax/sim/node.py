@@ -239,7 +239,7 @@ class Node:
         """
         scheduler, timing = self.scheduler, self.timing
         cost = 0.0
-        seq = scheduler.prefilling.head()
+        seq = scheduler.next_prompt()
         if seq is not None:
             chunk = min(scheduler.config.chunked_prefill_size, seq.n_prompt - seq.computed)
             cost += chunk * timing.prefill_per_token

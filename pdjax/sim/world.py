@@ -14,8 +14,8 @@ from pdjax.core.identity import make_epoch
 from pdjax.core.settings import PDSettings
 from pdjax.core.trace import EventLog
 from pdjax.engine.bootstrap.registry import Registry
+from pdjax.sched.config import SchedulerConfig, of_settings
 from pdjax.sched.request import SamplingParams
-from pdjax.sched.scheduler import SchedulerConfig
 from pdjax.sim.loop import GAP_S, Name
 from pdjax.sim.net import REGISTRY, SimNet
 from pdjax.sim.node import Client, Node, NodeSpec, Timing
@@ -42,7 +42,8 @@ class World:
         self.net.page_s = timing.pull_per_page / 1000
         self.eos_ids = eos_ids
         names = [f"p{i}" for i in range(n_prefill)] + [f"d{i}" for i in range(n_decode)]
-        config = SchedulerConfig(context_length=4096, eos_ids=eos_ids)
+        lost = of_settings(settings or PDSettings())
+        config = SchedulerConfig(context_length=4096, eos_ids=eos_ids, **lost)
         self.specs = {spec.name: spec for spec in specs} or {
             name: NodeSpec(
                 name, settings or PDSettings(), config, page_size, num_pages,

@@ -9,7 +9,7 @@ import httpx
 import pytest
 from fleets import WAIT_S, Deployment
 from shims import until
-from test_drain import listed
+from test_drain import has_ended, listed
 from test_faults import TIMERS, TINY, body, eventually_serves
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
@@ -103,3 +103,30 @@ def test_a_restart_under_load_loses_only_its_own_requests(four, name):
     assert lost and all(name in pair for pair in lost), f"others than those of {name} were lost: {lost}"
     assert all(got == expected for _, got in outcomes if got is not None)
     four.await_free(within_s=40)
+
+
+def test_a_request_whose_p_is_killed_is_computed_by_its_d(four):
+    """--disaggregation-on-failure recompute: the same tokens, not an error, and nothing is left of it."""
+    pair = ("prefill-1", "decode-1")
+    expected = through(four, pair)
+    four.child("decode-1").tell(signal.SIGTERM)
+    has_ended(four, "decode-1")
+    four.restart("decode-1", [*four.commands["decode-1"], "--disaggregation-on-failure", "recompute"])
+    serves_within(four, pair, HEARTBEAT_S + LATE_S)
+    request = body(four, len(expected))
+    room = request["bootstrap_room"]
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        four.post("prefill-1", "/pause_generation", {"mode": "in_place"}).raise_for_status()
+        broken = pool.submit(four.post, "prefill-1", "/generate", request)
+        waiting = pool.submit(four.post, "decode-1", "/generate", request)
+        shown = f"{four.url('decode-1')}/debug/rooms?room={room}"
+        assert until(lambda: [r["peer"] for r in four.http.get(shown).json()["rooms"]] == ["prefill-1"])
+        four.kill("prefill-1")
+        with pytest.raises(httpx.HTTPError):
+            broken.result()
+        answer = waiting.result()
+    assert answer.status_code == 200 and answer.json()["output_ids"] == expected, answer.text
+    assert four.state("decode-1")["recomputed"] == 1
+    four.await_free(["decode-1"])
+    four.restart("prefill-1")
+    serves_within(four, pair, HEARTBEAT_S + LATE_S)

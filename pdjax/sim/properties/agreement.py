@@ -7,20 +7,33 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from pdjax.sim.properties.base import Property, Track
+from pdjax.sim.properties.base import Context, Property, Track
 
 
 class S2(Property):
     name = "S2"
-    sentence = "D decodes a room only after every expected part of this attempt is scattered into this attempt's pages"
-    hears = ("start", "landed", "scattered", "first_token")
+    sentence = (
+        "D decodes a room only after every expected part of this attempt is scattered into this attempt's pages, or"
+        " after the room has failed, from pages that it has filled itself"
+    )
+    hears = ("start", "landed", "scattered", "first_token", "recompute")
     AFTER: ClassVar[dict[str, str]] = {"start": "", "landed": "start", "scattered": "landed"}
+
+    def __init__(self, ctx: Context) -> None:
+        super().__init__(ctx)
+        self.recomputed: set[tuple[str, str, str]] = set()  # life, token
 
     def on_line(self, line: dict[str, Any], track: Track | None) -> None:
         if track is None or track.role != "receiver":
             return
         event = line["event"]
-        if event == "first_token":
+        if event == "recompute":
+            self.recomputed.add((track.node, track.epoch, line["token"]))
+            if track.state != "Failed":
+                self.breach(f"{track}: computed anew, but its hand-off is {track.state}", line)
+        elif event == "first_token" and "token" in line:
+            self._by_itself(line, track)
+        elif event == "first_token":
             if track.stage != "scattered":
                 self.breach(f"{track}: a token before the commit", line)
         elif event != "start" or line["to"] == "Transferring":
@@ -31,6 +44,14 @@ class S2(Property):
                 life = self.ctx.lives[track.node, track.epoch]
                 if not life.pages.get(track.attempt):
                     self.breach(f"{track}: scattered into pages that the attempt does not own", line)
+
+    def _by_itself(self, line: dict[str, Any], track: Track) -> None:
+        """A first token of a request that D has computed, under a token of its own."""
+        life, token = self.ctx.lives[track.node, track.epoch], line["token"]
+        if (track.node, track.epoch, token) not in self.recomputed:
+            self.breach(f"{track}: a token that nothing was computed for", line)
+        if not life.pages.get(token):
+            self.breach(f"{track}: a token of pages that {token} does not own", line)
 
 
 class S7(Property):

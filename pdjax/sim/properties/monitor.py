@@ -94,6 +94,7 @@ class Monitor:
             "started": self._started,
             "sent": self.sometimes.sent,
             "evicted": self.sometimes.evicted,
+            "recompute": self.sometimes.recomputed,
             "pages_shared": self.sometimes.shared,
             "pages_freed": self.sometimes.freed,
             "slot_taken": self.sometimes.slot_taken,

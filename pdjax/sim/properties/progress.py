@@ -174,6 +174,8 @@ class V11(Property):
             if record is None or record.state != 1:
                 return None
             return seq if node.manager.sender.budget.can(seq.kv_bytes) else None
+        if scheduler._may_admit():
+            return scheduler.recompute.head()
         seq = scheduler.page_queue.head()
         record = node.manager.receiver.rooms.get(seq.req.room) if seq is not None else None
         if record is None or record.state != 2 or record.manifest is None:

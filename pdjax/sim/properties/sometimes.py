@@ -42,6 +42,7 @@ MOMENTS: dict[str, str] = {
     "client_abort": "a client ended its own request",
     "second_leg_refused": "a duplicate leg was refused",
     "drained": "a node left",
+    "recomputed": "D computed a request whose P was lost",
     "prefix_shared": "a prompt read pages that the prefill of another one wrote",
     "prefix_evicted": "the prefix cache gave pages up for a prompt",
     "slot_used_again": "KV was staged in a host slot that had held another room's",
@@ -85,6 +86,9 @@ class Sometimes:
         node = self.ctx.world.nodes.get(line.get("instance", ""))
         if node is not None and node.manager.draining:
             self._met("drained")
+
+    def recomputed(self, life: LifeTrack, line: dict[str, Any]) -> None:
+        self._met("recomputed")
 
     def shared(self, life: LifeTrack, line: dict[str, Any]) -> None:
         if line["token"] != CACHE:

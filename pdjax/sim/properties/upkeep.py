@@ -99,8 +99,12 @@ def tells_by_itself(line: dict[str, Any], track: Track) -> bool:
 
 
 def still_works(node: Any, room: int) -> bool:
-    """Its scheduler holds a request of this room."""
-    return any(seq.req.room == room for queue in node.scheduler._queues() for seq in queue)
+    """Its scheduler holds a request of this room. One that D computes itself is the room's no more."""
+    return any(
+        seq.req.room == room and (seq.sender or seq.receiver) is not None
+        for queue in node.scheduler._queues()
+        for seq in queue
+    )
 
 
 class Answers:
