@@ -11,7 +11,7 @@ JOBS ?= 2
 
 export JAX_PLATFORMS ?= cpu
 
-.PHONY: demo test lint format docs check-deep clean fuzz mutate bench faults tpu
+.PHONY: demo test lint format docs check-deep clean fuzz mutate bench faults soak tpu
 
 $(STAMP): pyproject.toml
 	@echo "== preparing $(VENV) (a few minutes the first time: jax is large)"
@@ -69,9 +69,17 @@ fuzz: $(STAMP)
 mutate: $(STAMP)
 	@$(BIN)/sim mutate --jobs $(JOBS) --write
 
-# Every scenario file that real processes can run, compared with the simulator: half an hour or so.
+# Faults on real processes, compared with the simulator and with what is promised; writes docs/faults.md. An hour or more.
 faults: $(STAMP)
-	@$(BIN)/python -m pdjax.campaign files tests/traces
+	@failed=0; for campaign in "files tests/traces" matrix aborts rounds; do \
+		$(BIN)/python -m pdjax.campaign $$campaign --write || failed=1; done; exit $$failed
+
+SOAK_S ?= 600
+SOAK_SEED ?= 1
+
+# A deployment at full load under random faults.
+soak: $(STAMP)
+	@$(BIN)/python -m pdjax.campaign soak --seconds $(SOAK_S) --seed $(SOAK_SEED) --write
 
 # The hardware suite, where there is a TPU (docs/tpu.md). The process that starts it must not take the chips.
 tpu: $(COMPILER)

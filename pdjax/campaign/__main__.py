@@ -1,47 +1,115 @@
-"""``python -m pdjax.campaign``: faults on real processes (make faults, make soak). Exit 0: as promised, 1: not, 2: a wrong call."""
+"""``python -m pdjax.campaign``: faults on real processes (make faults, make soak).
+
+Exit 0: as promised, 1: not, 2: a wrong call. Must never write a page but with --write.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import sys
 import tempfile
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, TypeVar
 
 import typer
 
+from pdjax.campaign import report
+from pdjax.campaign.aborts import run_aborts
 from pdjax.campaign.files import run_files
+from pdjax.campaign.matrix import all_cells, run_matrix
+from pdjax.campaign.rounds import REQUESTS, ROUNDS, run_rounds
+from pdjax.campaign.soak import run_soak
 
 app = typer.Typer(
-    add_completion=False, no_args_is_help=True, help="Hurt real processes and check what follows."
-)
+    add_completion=False, no_args_is_help=True, help="Hurt real processes and check what follows.",
+    pretty_exceptions_enable=False,
+)  # fmt: skip
+Write = Annotated[bool, typer.Option("--write", help=f"write the result into {report.PAGE}")]
+T = TypeVar("T")
 
 
 def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-@app.callback()
-def root() -> None:
-    pass
+def _run(name: str, write: bool, campaign: Callable[[Path], Coroutine[Any, Any, T]]) -> T:
+    if write:
+        try:
+            report.check(report.PAGE, name)
+        except (OSError, ValueError) as error:
+            raise typer.BadParameter(f"{error}: run it at the root of the project") from None
+    with tempfile.TemporaryDirectory(prefix="pdjax-") as directory:  # short: there are sockets in it
+        return asyncio.run(campaign(Path(directory)))
+
+
+def _finish(name: str, lines: Sequence[str], write: bool, n_wrong: int) -> None:
+    if write:
+        report.put(report.PAGE, name, lines)
+    raise typer.Exit(1 if n_wrong else 0)
 
 
 @app.command()
 def files(
     paths: Annotated[list[Path], typer.Argument(help="scenario files, or directories of them")],
+    write: Write = False,
 ) -> None:
     """Replay scenario files on real processes and compare each with the simulator."""
     found = [f for path in paths for f in (sorted(path.glob("*.json")) if path.is_dir() else [path])]
-    with tempfile.TemporaryDirectory(prefix="pdjax-") as directory:
-        campaign = asyncio.run(run_files(found, Path(directory), say))
+    campaign = _run("files", write, lambda directory: run_files(found, directory, say))
     for name, reasons in campaign.left_out.items():
         say(f"cannot: {name}: {'; '.join(reasons)}")
-    wrong = [report for report in campaign.reports if not report.ok]
-    say(
-        f"{len(campaign.reports)} files on {campaign.fleets} fleets in {campaign.seconds:.0f} s, "
-        f"{len(wrong)} differ, {len(campaign.left_out)} cannot be run"
+    wrong = sum(not one.ok for one in campaign.reports)
+    say(f"{len(campaign.reports)} files, {wrong} differ, {len(campaign.left_out)} cannot be run")
+    _finish("files", report.of_files(campaign), write, wrong)
+
+
+@app.command()
+def matrix(
+    cells: Annotated[
+        list[str] | None, typer.Argument(help="such as p0-kill-pulling or d0-stop; all without one")
+    ] = None,
+    write: Write = False,
+) -> None:
+    """Kill, stop and restart each process in each state of a request."""
+    chosen = [cell for cell in all_cells() if not cells or any("-".join(cell).startswith(c) for c in cells)]
+    if not chosen:
+        raise typer.BadParameter(f"there is no such cell: {', '.join(cells or ())}")
+    found = _run("matrix", write, lambda directory: run_matrix(chosen, directory, say))
+    _finish("matrix", report.of_matrix(found), write, sum(bool(cell.wrong) for cell in found))
+
+
+@app.command()
+def aborts(write: Write = False) -> None:
+    """Abort a request in each queue and state, on either side."""
+    found = _run("aborts", write, lambda directory: run_aborts(directory, say))
+    _finish("aborts", report.of_aborts(found), write, sum(bool(one.wrong) for one in found))
+
+
+@app.command()
+def rounds(
+    requests: Annotated[int, typer.Option(help="of each round")] = REQUESTS,
+    seed: Annotated[int, typer.Option(help="of prompts and faults")] = 1,
+    write: Write = False,
+) -> None:
+    """Many requests, some of them hurt: the others are right, and the processes do not grow."""
+    found = _run(
+        "rounds",
+        write,
+        lambda directory: run_rounds(directory, say, rounds=ROUNDS, requests=requests, seed=seed),
     )
-    raise typer.Exit(1 if wrong else 0)
+    _finish("rounds", report.of_rounds(found), write, sum(bool(one.wrong) for one in found))
+
+
+@app.command()
+def soak(
+    seconds: Annotated[float, typer.Option(help="how long faults are made")] = 600.0,
+    seed: Annotated[int, typer.Option(help="of requests and faults")] = 1,
+    write: Write = False,
+) -> None:
+    """Full load under random faults."""
+    found = _run("soak", write, lambda directory: run_soak(directory, say, seconds, seed))
+    _finish("soak", report.of_soak(found), write, len(found.wrong))
 
 
 if __name__ == "__main__":

@@ -57,10 +57,6 @@ def _why_no_clock(trace: Trace, value: Mapping[str, Any]) -> str:
     return "clock: the wall clock of a process cannot be moved"
 
 
-def _why_no_drain(trace: Trace, value: Mapping[str, Any]) -> str:
-    return "drain: a process that is told to leave ends, a simulated one stays"
-
-
 def _why_no_partition(trace: Trace, value: Mapping[str, Any]) -> str:
     others = [name for name in value["between"] if name[0] not in "pd"]
     return f"partition from {others[0]}: only P and D can be cut off from each other" if others else ""
@@ -89,7 +85,6 @@ def _count(trace: Trace, letter: str) -> int:
 
 _REASONS: dict[str, Callable[[Trace, Mapping[str, Any]], str]] = {
     "clock": _why_no_clock,
-    "drain": _why_no_drain,
     "partition": _why_no_partition,
     "transfer": _why_no_transfer,
     "message": _why_no_message,
@@ -129,12 +124,7 @@ def plan_of(trace: Trace, slower: float, directory: Path) -> FleetPlan:
 
 
 def _flags(trace: Trace, spec: NodeSpec, slower: float, directory: Path) -> dict[str, Any]:
-    settings = slowed(spec.settings, slower)
-    flags: dict[str, Any] = {
-        f.metadata["flag"]: getattr(settings, f.name)
-        for f in fields(settings)
-        if getattr(settings, f.name) != f.default
-    }
+    flags = flags_of(slowed(spec.settings, slower))
     config = spec.config
     flags |= {
         "disaggregation-max-peers": MAX_PEERS,
@@ -152,6 +142,15 @@ def _flags(trace: Trace, spec: NodeSpec, slower: float, directory: Path) -> dict
     if spec.weights != "sim":
         flags["model"] = str(directory / "other")
     return flags
+
+
+def flags_of(settings: PDSettings) -> dict[str, Any]:
+    """Those that are not as by default."""
+    return {
+        f.metadata["flag"]: getattr(settings, f.name)
+        for f in fields(settings)
+        if getattr(settings, f.name) != f.default
+    }
 
 
 def _rows(trace: Trace) -> int:

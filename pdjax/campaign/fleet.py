@@ -20,12 +20,12 @@ import httpx
 
 from pdjax.campaign.remote import Remote
 from pdjax.serve.children import Child, ChildError, end_all
-from pdjax.serve.router import router_environ
+from pdjax.serve.router import free_ports, router_command, router_environ
 
 PROGRAM = (sys.executable, "-m", "pdjax.serve.cli")
 START_S = 300.0  # a first start compiles
 POLL_S = 0.02
-REGISTRY = "b0"
+REGISTRY, ROUTER = "b0", "x0"
 MAX_PEERS = 16  # of a P: bounds the ports that a restart on the same side channel may take
 
 
@@ -44,11 +44,15 @@ class NodePlan:
 
 @dataclass(frozen=True)
 class FleetPlan:
-    """What is started once and used for every file with the same plan. bootstrap: flags of ``pdjax bootstrap``."""
+    """What is started once and used for all that has the same plan. bootstrap: flags of ``pdjax bootstrap``.
+
+    router: "mini" or "rust", in front of all instances; "": whoever posts is his own router.
+    """
 
     model: str
     nodes: tuple[NodePlan, ...]
     bootstrap: tuple[str, ...] = ()
+    router: str = ""
 
 
 @dataclass
@@ -96,6 +100,9 @@ class Fleet:
                 self._seat(node.name, self._command(node))
             await asyncio.gather(*(self.start(node.name) for node in self.plan.nodes))
             await asyncio.gather(*(self.ready(node.name) for node in self.plan.nodes))
+            if self.plan.router:
+                self._seat(ROUTER, self._router_command())
+                await self.start(ROUTER)
         except BaseException:
             await self.close()
             raise
@@ -116,6 +123,13 @@ class Fleet:
             "--disaggregation-trace", str(self.logs), "--disaggregation-verify", "all",
             "--disaggregation-fault-socket", str(self._socket(node.name)), *node.options,
         ]  # fmt: skip
+
+    def _router_command(self) -> list[str]:
+        port, metrics = free_ports("127.0.0.1", 2)
+        urls = {node.name: self.seats[node.name].url for node in self.plan.nodes}
+        prefills = [(url, self.bootstrap_port) for name, url in urls.items() if name.startswith("p")]
+        decodes = [url for name, url in urls.items() if name.startswith("d")]
+        return router_command(self.plan.router, "127.0.0.1", port, metrics, prefills, decodes)
 
     def _socket(self, name: str) -> Path:
         return self.directory / f"{name}.sock"
@@ -138,20 +152,33 @@ class Fleet:
             seat.remote = None
         seat.child = Child(name, seat.command, self._environ, seat.output.append)
         seat.lives += 1
-        while seat.child.ready is None:
+        while not await self._serves(seat):
             seat.child.check()
             if time.monotonic() - began > START_S:
                 raise ChildError(f"{name} did not start within {START_S:g} s")
             await asyncio.sleep(POLL_S)
-        seat.url = seat.child.ready["url"]
-        port = seat.command.index("--port") + 1
-        seat.command[port] = seat.url.rpartition(":")[2]  # every later life has the same address
-        if name != REGISTRY:
+        if name in self.instances:
             seat.remote = Remote(name, lambda remote, said: self.heard(remote, said))
             await seat.remote.open(str(self._socket(name)))
             if name.startswith("p"):
                 await self._keep_side_channel(seat)
         seat.started_s = time.monotonic() - began
+
+    async def _serves(self, seat: Seat) -> bool:
+        """A router says nothing by itself: it is asked. What it had for an address, it has in every later life."""
+        assert seat.child is not None
+        port = seat.command.index("--port") + 1
+        if seat.name == ROUTER:
+            seat.url = f"http://127.0.0.1:{seat.command[port]}"
+            try:
+                return (await self.http.get(f"{seat.url}/health")).status_code == 200
+            except httpx.HTTPError:
+                return False
+        if seat.child.ready is None:
+            return False
+        seat.url = seat.child.ready["url"]
+        seat.command[port] = seat.url.rpartition(":")[2]
+        return True
 
     async def _keep_side_channel(self, seat: Seat) -> None:
         """A new life of P listens where the old one did: its peers know that address."""
@@ -197,13 +224,25 @@ class Fleet:
             seat.child.tell(signal.SIGCONT)
         seat.stopped = False
 
-    async def close(self) -> None:
+    def terminate(self, name: str) -> None:
+        """SIGTERM."""
+        seat = self.seats[name]
+        if seat.alive:
+            assert seat.child is not None
+            seat.child.tell(signal.SIGTERM)
+
+    async def end(self) -> dict[str, int]:
+        """Ask every process to end, the router first, and wait: node → exit code."""
         for seat in self.seats.values():
             self.go_on(seat.name)
             if seat.remote is not None:
                 await seat.remote.close()
-        children = [seat.child for seat in self.seats.values() if seat.child is not None]
-        await asyncio.to_thread(end_all, list(reversed(children)))
+        children = {name: seat.child for name, seat in self.seats.items() if seat.child is not None}
+        await asyncio.to_thread(end_all, list(reversed(children.values())))
+        return {name: child.process.returncode for name, child in children.items()}
+
+    async def close(self) -> None:
+        await self.end()
         await self.http.aclose()
 
     # ------------------------------------------------------------ what they hold
@@ -215,7 +254,12 @@ class Fleet:
 
     async def held(self, name: str, *, strict: bool = True) -> dict[str, int]:
         """What is not free on this instance; strict False: without abandoned pulls and the notices that wait for them."""
-        state = await self.state(name)
+        try:
+            state = await self.state(name)
+        except httpx.HTTPError:
+            if self.seats[name].alive:
+                raise
+            return {}  # it has ended meanwhile, as it was told to
         held = dict(state["held"])
         transport = state["transport"]
         if not strict and transport.get("graveyard"):

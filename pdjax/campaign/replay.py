@@ -13,8 +13,9 @@ from typing import Any
 
 from pdjax.campaign.anchors import anchored, tied
 from pdjax.campaign.client import HttpRouter, Record
-from pdjax.campaign.fleet import REGISTRY, Fleet
+from pdjax.campaign.fleet import REGISTRY, Fleet, Seat
 from pdjax.campaign.reference import Reference
+from pdjax.campaign.remote import RemoteError
 from pdjax.campaign.scenario import Scenario
 from pdjax.core import conform, log_lines
 from pdjax.faults.work import INJECTED
@@ -121,8 +122,7 @@ async def replay(
     settings = [spec.settings for spec in trace.nodes]
     bound_s = (bound / 1000 if bound is not None else t_free_s(settings)) * slower + EXTRA_S
     for name in fleet.instances:
-        if fleet.seats[name].alive:
-            await fleet.seats[name].remote.do("reset")  # type: ignore[union-attr]
+        await _reset(fleet.seats[name])
     report.free_s, left = await fleet.until_free(bound_s, strict=False)
     if left:
         report.findings.append(f"V2: not free {bound_s:g} s after the last outcome: {left}")
@@ -172,9 +172,24 @@ async def _run(
     return scenario
 
 
+async def _reset(seat: Seat) -> None:
+    """No fault is in force any more. A process that is on its way out needs none of it."""
+    if seat.remote is not None and seat.alive:
+        try:
+            await seat.remote.do("reset")
+        except RemoteError:
+            if seat.alive and not await asyncio.to_thread(_ended_soon, seat):
+                raise
+
+
+def _ended_soon(seat: Seat) -> bool:
+    return seat.child is not None and seat.child.join(EXTRA_S)
+
+
 def _dead(fleet: Fleet, trace: Trace) -> list[str]:
-    killed = {step.value for step in trace.steps if step.action == "crash"}
-    return [name for name, seat in fleet.seats.items() if not seat.alive and name not in killed]
+    ended = {step.value for step in trace.steps if step.action == "crash"}
+    ended |= {step.value["node"] for step in trace.steps if step.action == "drain"}
+    return [name for name, seat in fleet.seats.items() if not seat.alive and name not in ended]
 
 
 # ---------------------------------------------------------------- the comparison

@@ -22,10 +22,11 @@ from pdjax.campaign.fleet import REGISTRY, Fleet, Seat
 from pdjax.campaign.reference import Reference
 from pdjax.campaign.remote import Remote, RemoteError
 from pdjax.sim.router import SIDES
-from pdjax.sim.trace_types import EMITTERS, On, Trace
+from pdjax.sim.trace_types import EMITTERS, On, Step, Trace
 
 TICK_S = 0.002  # of the scenario's clock
 LOOK_S = 0.05  # how often it is looked whether a step is still waited for
+UNDER_WAY_S = 0.01  # a frame that was sent is on the network by then
 GRACE_MS = 4000.0  # a step whose event has not come so long after its own time fires all the same
 
 
@@ -184,6 +185,10 @@ class Scenario:
 
     async def _act_and_go(self, remote: Remote, hit: int, due: list[Trigger]) -> None:
         try:
+            if any(_hurts(trigger.step, remote.name) for trigger in due):
+                # What its turn has sent is under way already, and arrives whatever becomes of it.
+                await remote.do("flush")
+                await asyncio.sleep(UNDER_WAY_S)
             for trigger in due:
                 await self._perform(trigger, 0.0)
         finally:
@@ -207,7 +212,9 @@ class Scenario:
         except (RemoteError, httpx.HTTPError) as error:
             self.errors.append(f"step {step.index} ({step.action}): {type(error).__name__} {error}")
             worked = False
-        if step.action == "restart":
+        if step.at is not None:
+            late_ms = self.stood_s * 1000 / self.slower  # its time counts from the first step
+        elif step.action == "restart":
             late_ms += (self.stood_s - stood_s) * 1000 / self.slower
         self.fired[step.index] = Fired(worked is not False, late_ms)
 
@@ -361,11 +368,33 @@ class Scenario:
         finally:
             self.fleet.go_on(name)
 
+    async def _drain(self, index: int, value: Mapping[str, Any]) -> bool:
+        """POST /drain; what has not ended ``within`` ms is cut off, as by a supervisor's second signal."""
+        name = value["node"]
+        if not self.fleet.seats[name].alive:
+            return False
+        await self.fleet.http.post(f"{self.fleet.seats[name].url}/drain")
+        if "within" in value:
+            self._soon(self._cut_off(name, self.now_ms() + value["within"]))
+        return True
+
+    async def _cut_off(self, name: str, at_ms: float) -> None:
+        await self._until(at_ms)
+        for _ in range(2):  # the first one after POST /drain is a supervisor's, and changes nothing
+            self.fleet.terminate(name)
+
     async def _partition(self, index: int, value: Mapping[str, Any]) -> None:
         for name, peer in (value["between"], value["between"][::-1]):
             remote = self._remote(name)
             if remote is not None:
                 await remote.do("cut", peer=peer, for_s=value["for"] * self.slower / 1000)
+
+
+def _hurts(step: Step, name: str) -> bool:
+    """This step kills or stops that very process."""
+    return (step.action == "crash" and step.value == name) or (
+        step.action == "stop" and step.value["node"] == name
+    )
 
 
 def _matches(on: On | None, event: str, room: int | None, node: str, message: str) -> bool:

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 
 from pdjax.engine.ports import ChannelEvent, FrameIn, SideChannel
-from pdjax.faults.frames import FrameRules
+from pdjax.faults.frames import Copy, FrameRules
 
 
 class Cuts:
@@ -35,7 +35,10 @@ class Cuts:
 
 
 class FaultyChannel(SideChannel):
-    """me: this instance. peer_of: the instance behind an address, "" where it is not known."""
+    """me: this instance. peer_of: the instance behind an address, "" where it is not known.
+
+    holding: whether what is sent now stays here until the driver's next turn: somebody acts at the end of this one.
+    """
 
     def __init__(
         self,
@@ -45,9 +48,10 @@ class FaultyChannel(SideChannel):
         cuts: Cuts,
         clock: Callable[[], float],
         peer_of: Callable[[str], str],
+        holding: Callable[[], bool] = lambda: False,
     ) -> None:
         self._real, self._me, self._rules, self._cuts = real, me, rules, cuts
-        self._clock, self._peer_of = clock, peer_of
+        self._clock, self._peer_of, self._holding = clock, peer_of, holding
         self._late: list[tuple[float, int, str, bytes]] = []  # due, order, address, frame
         self._order = itertools.count()
         self._injected: deque[FrameIn] = deque()
@@ -61,25 +65,25 @@ class FaultyChannel(SideChannel):
         peer = self._peer_of(address)
         if self._cuts.rest_s(peer) > 0:
             return True
-        if not self._rules.rules:
-            return self._real.send(address, frame)
-        sent = True
-        for copy in self._rules.copies(self._me, peer, frame):
-            if copy.by_s > 0:
+        copies = self._rules.copies(self._me, peer, frame) if self._rules.rules else [Copy(frame)]
+        held, sent = self._holding(), True
+        for copy in copies:
+            if copy.by_s > 0 or held:
                 due = self._clock() + copy.by_s
                 heapq.heappush(self._late, (due, next(self._order), address, copy.frame))
             else:
                 sent &= self._real.send(address, copy.frame)
         return sent
 
-    def _send_late(self) -> None:
+    def send_late(self) -> None:
+        """Driver thread: what is due leaves now, not at the next turn."""
         while self._late and self._late[0][0] <= self._clock():
             _, _, address, frame = heapq.heappop(self._late)
             if self._cuts.rest_s(self._peer_of(address)) <= 0:
                 self._real.send(address, frame)
 
     def receive(self) -> list[ChannelEvent]:
-        self._send_late()
+        self.send_late()
         events: list[ChannelEvent] = []
         while self._injected:
             events.append(self._injected.popleft())
@@ -112,7 +116,7 @@ class FaultyChannel(SideChannel):
         self._rules.rules.clear()
         self._cuts.clear()
         self._late = [(0.0, order, address, frame) for _, order, address, frame in self._late]
-        self._send_late()
+        self.send_late()
 
     def close(self) -> None:
         self._real.close()

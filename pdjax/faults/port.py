@@ -9,10 +9,12 @@ that serves is the code that is tested. One JSON object a line, both ways: {"id"
 from __future__ import annotations
 
 import contextlib
+import gc
 import itertools
 import logging
 import os
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -130,8 +132,9 @@ class FaultPort:
     def wrap(self, ports: Ports) -> Ports:
         """The same world with faults in it."""
         self._channel = FaultyChannel(
-            ports.channel, self._me, self._rules, self._cuts, self._clock, self._peer_of
-        )
+            ports.channel, self._me, self._rules, self._cuts, self._clock, self._peer_of,
+            holding=lambda: bool(self._turn.hits),
+        )  # fmt: skip
         self._transport = FaultyTransport(
             ports.transport, self._me, self._cuts, self._room_of, self._transfer_hit
         )
@@ -304,6 +307,11 @@ class FaultPort:
     def _do_go(self, hit: int) -> None:
         self.gate.release(hit)
 
+    def _do_flush(self) -> None:
+        """What the held turn has sent leaves now: this process is about to be killed or stopped."""
+        assert self._channel is not None
+        self._on("driver", self._channel.send_late)
+
     def _do_rules(self, messages: list[list[Any]], transfers: list[list[Any]], ms_s: float) -> None:
         """Add rules: [index of the step, its value]. ms_s: seconds that a millisecond of the file lasts."""
         assert self._transport is not None
@@ -340,6 +348,12 @@ class FaultPort:
     def _do_inject(self, sender: str, frame: str) -> None:
         assert self._channel is not None
         self._channel.inject(sender, bytes.fromhex(frame))
+
+    def _do_memory(self) -> dict[str, int]:
+        """Arrays that live in this process, after what nobody holds is gone."""
+        gc.collect()
+        arrays = sys.modules["jax"].live_arrays()
+        return {"arrays": len(arrays), "bytes": sum(array.nbytes for array in arrays)}
 
     def _do_reset(self) -> None:
         """As it was at the start of the process: no watch, rule, cut, refusal or page is held."""

@@ -34,7 +34,6 @@ def trace(*steps, **world):
     [
         ({"at": 1, "clock": {"node": "p0", "jump": 1}}, {}, "wall clock"),
         ({"at": 1, "partition": {"between": ["p0", "b0"], "for": 1}}, {}, "partition from b0"),
-        ({"at": 1, "drain": "d0"}, {}, "drain"),
         ({"on": {"event": "evicted"}, "crash": "p0"}, {}, "on evicted"),
         ({"at": 0, "transfer": {"match": {"part": 1}, "do": "hang"}}, {}, "further part"),
         ({"at": 0, "message": {"match": {"type": "ready"}, "do": "drop"}}, {"prefill": ["p0", "p1"]}, "counts"),
@@ -52,6 +51,7 @@ def test_what_cannot_be_done_is_named(step, world, why):
         {"at": 0, "message": {"match": {"type": "ready"}, "do": "drop"}},
         {"at": 0, "message": {"match": {"from": "p0"}, "do": "drop", "times": None}},
         {"at": 1, "partition": {"between": ["p0", "d0"], "for": 1}},
+        {"at": 1, "drain": "d0"},
         {"on": {"event": "sent", "message": "hello"}, "crash": "p0"},
     ],
 )

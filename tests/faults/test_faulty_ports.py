@@ -37,8 +37,9 @@ class FaultyPair(ZmqPair):
     def _keep(self, channel):
         me = "p0" if channel.address else "d0"
         rules = FrameRules(lambda rule, m: self.acted.append((rule.index, wire.EVENT_OF[type(m)])), SECRET)
-        faulty = FaultyChannel(channel, me, rules, Cuts(time.monotonic), time.monotonic, peer_of)
-        faulty.rules, faulty.cuts = rules, faulty._cuts
+        cuts = Cuts(time.monotonic)
+        faulty = FaultyChannel(channel, me, rules, cuts, time.monotonic, peer_of, holding=lambda: faulty.held)
+        faulty.rules, faulty.cuts, faulty.held = rules, cuts, False
         return super()._keep(faulty)
 
 
@@ -146,6 +147,15 @@ def test_nothing_passes_a_cut_in_either_direction_until_it_is_over(channels):
 def test_an_injected_frame_arrives_as_if_its_sender_had_sent_it(channels):
     channels.p.inject("stranger:1", b"\x00")
     assert channels.frames(channels.p, 1) == [FrameIn("stranger:1", b"\x00")]
+
+
+def test_what_is_sent_while_somebody_acts_leaves_with_the_next_turn(channels):
+    channels.d.held = True
+    assert channels.d.send(channels.address, frame(hello(7)))
+    assert channels.idle(channels.p) == []
+    channels.d.held = False
+    assert channels.d.receive() == []
+    assert rooms_of(channels.frames(channels.p, 1)) == [[7]]
 
 
 def test_after_a_reset_no_rule_holds_and_what_was_delayed_has_gone(channels):

@@ -1,0 +1,151 @@
+"""docs/faults.md from what the campaigns found: each part is kept between two marks and replaced as a whole.
+
+Must never write a figure that was not measured in the run that writes it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from pdjax.campaign import states
+from pdjax.campaign.aborts import Abort, finds_nothing
+from pdjax.campaign.files import Campaign
+from pdjax.campaign.matrix import FAULTS, Cell
+from pdjax.campaign.rounds import Round
+from pdjax.campaign.soak import Soak
+
+PAGE = Path("docs") / "faults.md"
+MARKS = re.compile(r"<!-- (\w+): written by .*? -->\n.*?<!-- end -->\n", re.S)
+
+
+def part(name: str, lines: Sequence[str]) -> str:
+    text = "\n".join(lines)
+    return (
+        f"<!-- {name}: written by `python -m pdjax.campaign {name} --write` -->\n\n{text}\n\n<!-- end -->\n"
+    )
+
+
+def check(page: Path, name: str) -> None:
+    """Raises OSError or ValueError where the page has no place for that part: before an hour is spent on it."""
+    if name not in [match[1] for match in MARKS.finditer(page.read_text())]:
+        raise ValueError(f"{page}: has no part {name}")
+
+
+def put(page: Path, name: str, lines: Sequence[str]) -> None:
+    """Replace that part of the page."""
+    text = page.read_text()
+
+    page.write_text(MARKS.sub(lambda found: part(name, lines) if found[1] == name else found[0], text))
+
+
+def machine() -> str:
+    """Where it ran: cores and load, which decide what its times are worth."""
+    return f"{os.cpu_count()} cores, load {os.getloadavg()[2]:.0f} over the last quarter of an hour"
+
+
+def of_files(campaign: Campaign) -> list[str]:
+    reports = campaign.reports
+    alike = sum(report.ok for report in reports)
+    lines = [
+        f"{len(reports)} files on {campaign.fleets} fleets in {campaign.seconds / 60:.0f} min ({machine()}): "
+        f"{alike} as in the simulator, {len(reports) - alike} not. {len(campaign.left_out)} cannot be run.",
+        "",
+        "| file | outcomes | compared | free, s | all, s |",
+        "|---|---|---|---|---|",
+    ]
+    for r in sorted(reports, key=lambda report: report.name.lower()):
+        outcomes = ", ".join(f"{rid} {seen}" for rid, seen in r.outcomes.items())
+        said = "; ".join([*r.differs, *r.findings, *r.notes]) or "as in the simulator"
+        lines.append(f"| {r.name} | {_short(outcomes)} | {_short(said)} | {r.free_s:.1f} | {r.seconds:.1f} |")
+    lines += ["", "| cannot be run | why |", "|---|---|"]
+    lines += [f"| {name} | {'; '.join(why)} |" for name, why in sorted(campaign.left_out.items())]
+    return lines
+
+
+def _short(text: str, most: int = 200) -> str:
+    text = text.replace("|", "/")
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def of_matrix(cells: Sequence[Cell]) -> list[str]:
+    wrong = sum(bool(cell.wrong) for cell in cells)
+    lines = [
+        f"{len(cells)} cells ({machine()}): {len(cells) - wrong} as promised, {wrong} not. In each cell: the client's outcome and when "
+        "it came, (when the other side knew), and after how long everything was free; seconds after the fault.",
+        "",
+        f"| | {' | '.join(states.STATES)} |",
+        "|---|" + "---|" * len(states.STATES),
+    ]
+    found = {(cell.target, cell.fault, cell.state): cell for cell in cells}
+    for target in dict.fromkeys(cell.target for cell in cells):
+        for fault in FAULTS:
+            row = [found.get((target, fault, state)) for state in states.STATES]
+            lines.append(f"| {target} {fault} | {' | '.join(_cell(cell) for cell in row)} |")
+    lines += [f"- {cell.name}: {'; '.join(cell.wrong)}" for cell in cells if cell.wrong]
+    return lines
+
+
+def _cell(cell: Cell | None) -> str:
+    if cell is None:
+        return ""
+    known = ", ".join(f"{node} {seconds:.1f}" for node, seconds in sorted(cell.known_s.items()))
+    mark = " **!**" if cell.wrong else ""
+    return f"{cell.outcome} {cell.client_s:.1f}{f' ({known})' if known else ''}, {cell.free_s:.1f}{mark}"
+
+
+def of_aborts(aborts: Sequence[Abort]) -> list[str]:
+    ways = list(dict.fromkeys(abort.way for abort in aborts))
+    found = {(abort.state, abort.way): abort for abort in aborts}
+    lines = [
+        f"Seconds from the abort until both sides were free ({machine()}).",
+        "",
+        f"| | {' | '.join(ways)} |",
+        "|---|" + "---|" * len(ways),
+    ]
+    for state in dict.fromkeys(abort.state for abort in aborts):
+        row = [found.get((state, way)) for way in ways]
+        shown = [_abort(one) for one in row]
+        lines.append(f"| {state} | {' | '.join(shown)} |")
+    lines += [f"- {one.state}, {one.way}: {'; '.join(one.wrong)}" for one in aborts if one.wrong]
+    return lines
+
+
+def _abort(one: Abort | None) -> str:
+    if one is None:
+        return ""
+    said = "goes on" if finds_nothing(one.state, one.way) else f"{one.free_s:.2f}"
+    return said + (" **!**" if one.wrong else "")
+
+
+def of_rounds(rounds: Sequence[Round]) -> list[str]:
+    lines = [
+        f"({machine()})",
+        "",
+        "| round | not hurt | hurt | P MiB | D MiB | live arrays P, D |",
+        "|---|---|---|---|---|---|",
+    ]
+    for number, one in enumerate(rounds, 1):
+        fine = ", ".join(f"{n} {seen}" for seen, n in one.outcomes.most_common())
+        hurt = ", ".join(f"{n} {seen}" for seen, n in one.hurt_outcomes.most_common())
+        p, d = one.memory["p0"], one.memory["d0"]
+        lines.append(
+            f"| {number} | {fine} | {hurt} | {p.rss_bytes >> 20} | {d.rss_bytes >> 20} | {p.arrays}, {d.arrays} |"
+        )
+    lines += [
+        f"- round {number}: {'; '.join(one.wrong)}" for number, one in enumerate(rounds, 1) if one.wrong
+    ]
+    return lines
+
+
+def of_soak(soak: Soak) -> list[str]:
+    outcomes = ", ".join(f"{n} {seen}" for seen, n in soak.outcomes.most_common())
+    faults = ", ".join(f"{n} × {what}" for what, n in sorted(soak.faults.items()))
+    return [
+        f"Seed {soak.seed}, {soak.seconds:g} s ({machine()}): {soak.requests} requests: {outcomes}.",
+        f"Faults: {faults}; {soak.lives} lives of processes.",
+        "",
+        *([f"- {what}" for what in soak.wrong] or ["As promised."]),
+    ]

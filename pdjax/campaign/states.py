@@ -1,0 +1,80 @@
+"""One request brought into a state of the hand-off and kept there, so that a fault meets it in exactly that state.
+
+What keeps it there is what keeps requests there in production: no free page, a long prompt, a slow network, a long answer.
+Must never leave a hold behind: ``let_go`` ends them all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pdjax.campaign.fleet import POLL_S, Fleet
+from pdjax.campaign.reference import SPECIAL, VOCABULARY
+from pdjax.campaign.remote import Remote
+
+STATES = ("idle", "queued", "prefilling", "registered", "pulling", "decoding")
+REACH_S = 60.0
+PROMPT_TOKENS, OUTPUT_TOKENS = 96, 40
+PREFILL_PER_TOKEN_S = 0.03  # of a prompt in chunks: some 3 s, with a turn of the scheduler every half second
+DECODE_STEP_S = 0.15
+PULL_LATE_MS = 6000.0
+
+# state → (node whose queue holds the request, the queue)
+QUEUE_OF: dict[str, tuple[str, str]] = {
+    "queued": ("p0", "waiting"),
+    "prefilling": ("p0", "prefilling"),
+    "registered": ("d0", "page_queue"),
+    "pulling": ("d0", "in_flight"),
+    "decoding": ("d0", "running"),
+}
+
+
+def prompt(number: int) -> list[int]:
+    """Token ids of the tiny model, for each number others."""
+    return [SPECIAL + (number * 31 + i * i) % (VOCABULARY - SPECIAL) for i in range(PROMPT_TOKENS)]
+
+
+def _remote(fleet: Fleet, name: str) -> Remote:
+    remote = fleet.seats[name].remote
+    assert remote is not None
+    return remote
+
+
+async def hold(fleet: Fleet, state: str) -> None:
+    """Before the request is posted: make it stay in that state once it is there."""
+    p, d = _remote(fleet, "p0"), _remote(fleet, "d0")
+    if state == "queued":
+        await p.do("pages", free=0)
+    elif state == "prefilling":
+        await p.do("pace", prefill_per_token_s=PREFILL_PER_TOKEN_S, decode_step_s=0.0)
+    elif state == "registered":
+        await d.do("pages", free=0)
+    elif state == "pulling":
+        slow: Mapping[str, Any] = {"match": {}, "do": "slow", "by": PULL_LATE_MS, "times": None}
+        await p.do("rules", messages=[], transfers=[[0, slow]], ms_s=0.001)
+    elif state == "decoding":
+        await d.do("pace", prefill_per_token_s=0.0, decode_step_s=DECODE_STEP_S)
+
+
+async def reached(fleet: Fleet, state: str, ended: Callable[[], bool]) -> bool:
+    """Until the request stands in the queue of that state; False: it has ended, or it never came there."""
+    if state == "idle":
+        return True
+    node, queue = QUEUE_OF[state]
+    deadline = time.monotonic() + REACH_S
+    while not (await fleet.state(node))[queue]:
+        if ended() or time.monotonic() > deadline:
+            return False
+        await asyncio.sleep(POLL_S)
+    return True
+
+
+async def let_go(fleet: Fleet) -> None:
+    """Nothing is held any more on a process that lives and runs."""
+    for name in fleet.instances:
+        seat = fleet.seats[name]
+        if seat.alive and not seat.stopped:
+            await _remote(fleet, name).do("reset")

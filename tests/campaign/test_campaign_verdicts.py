@@ -1,0 +1,138 @@
+"""What the campaigns promise and count, without a process: each verdict can fail."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from pdjax.campaign import report
+from pdjax.campaign.aborts import ALL, Abort, bound_s, finds_nothing
+from pdjax.campaign.matrix import SETTINGS, Cell, all_cells, first_failures, promise
+from pdjax.campaign.replay import Report, Seen
+from pdjax.campaign.rounds import Memory, Round, grown
+from pdjax.campaign.soak import Soak, more_than, read_stream, read_whole
+
+PAGE = Path(__file__).parent.parent.parent / "docs" / "faults.md"
+
+
+def test_the_matrix_is_whole_and_every_cell_has_a_promise():
+    cells = all_cells()
+    assert len(cells) == len(set(cells)) == 4 * 3 * 6
+    for cell in cells:
+        said = promise(*cell)
+        assert said.outcomes and said.within_s > 0
+
+
+def test_timers_of_the_matrix_are_sound():
+    assert SETTINGS.check() == []
+
+
+@pytest.mark.parametrize(
+    ("cell", "outcome", "knows"),
+    [
+        (("p0", "kill", "pulling"), "failed", {"d0": 2.0}),
+        (("p0", "stop", "queued"), "failed", {"d0": 3.7}),
+        (("d0", "kill", "registered"), "failed", {"p0": 6.7}),
+        (("p0", "kill", "decoding"), "ok", {}),
+        (("b0", "stop", "prefilling"), "ok", {}),
+        (("x0", "kill", "queued"), "failed", {}),
+    ],
+)
+def test_what_is_promised(cell, outcome, knows):
+    said = promise(*cell)
+    assert said.outcomes == (outcome,) and dict(said.known) == pytest.approx(knows)
+
+
+def test_the_first_failure_after_the_fault_counts_on_each_node():
+    lines = [
+        {"t": 900.0, "node": "d0", "event": "failed"},
+        {"t": 1500.0, "node": "d0", "event": "failed", "role": "receiver"},
+        {"t": 1700.0, "node": "d0", "event": "failed"},
+        {"t": 1600.0, "node": "d0", "event": "failed"},
+        {"t": 4000.0, "node": "p0", "event": "failed"},
+    ]
+    assert first_failures([json.dumps(line).encode() for line in lines], 1.0) == {"d0": 0.6, "p0": 3.0}
+
+
+def test_an_abort_at_p_alone_finds_nothing_once_its_leg_is_over():
+    nothing = {(state, way) for state, way in ALL if finds_nothing(state, way)}
+    assert {state for state, _ in nothing} == {"registered", "pulling", "decoding"}
+    assert {way for _, way in nothing} == {"abort at P", "P's connection closes"}
+    assert bound_s("pulling") > bound_s("prefilling") > bound_s("queued")
+
+
+BASE = Memory(rss_bytes=400 << 20, arrays=100, array_bytes=5000, free_pages=64, threads=20, files=30)
+
+
+@pytest.mark.parametrize(
+    ("changes", "n_found"),
+    [({}, 0), ({"rss_bytes": 430 << 20}, 0), ({"rss_bytes": 440 << 20}, 1), ({"arrays": 101}, 1), ({"free_pages": 63}, 1)],
+)  # fmt: skip
+def test_growth_is_seen(changes, n_found):
+    assert len(grown(BASE, Memory(**{**vars(BASE), **changes}))) == n_found
+
+
+def test_threads_and_files_that_are_left_are_seen():
+    assert more_than(BASE, BASE) == []
+    assert len(more_than(BASE, Memory(**{**vars(BASE), "threads": 40, "files": 90}))) == 2
+
+
+def frame(ids, reason):
+    return {"output_ids": ids, "meta_info": {"finish_reason": reason and {"type": reason}}}
+
+
+def test_a_stream_is_read_to_its_end():
+    whole = [frame([5], None), frame([5, 6], "length")]
+    text = "".join(f"data: {json.dumps(one)}\n\n" for one in whole)
+    assert read_stream(text + "data: [DONE]\n\n") == ("ok", [5, 6])
+    assert read_stream(f"data: {json.dumps(whole[0])}\n\n") == ("cut off", [])
+    assert read_stream("") == ("cut off", [])
+    assert read_stream('data: {"error": {"reason": "peer_lost"}}\n\n') == ("error event", [])
+    assert read_whole(frame([5], "abort")) == ("aborted", [5])
+
+
+# ---------------------------------------------------------------- the page
+
+
+def test_a_part_is_replaced_and_the_others_stay(tmp_path):
+    page = tmp_path / "faults.md"
+    page.write_text(PAGE.read_text())
+    report.put(page, "soak", ["first"])
+    report.put(page, "aborts", ["other"])
+    report.put(page, "soak", ["second"])
+    text = page.read_text()
+    assert "second" in text and "other" in text and "first" not in text
+    with pytest.raises(ValueError, match="no part nothing"):
+        report.check(page, "nothing")
+
+
+def test_every_campaign_has_its_place_in_the_page():
+    for name in ("files", "matrix", "aborts", "rounds", "soak"):
+        report.check(PAGE, name)
+
+
+def test_what_is_wrong_is_shown():
+    cell = Cell("p0", "kill", "pulling", "ok", 1.0, {"d0": 0.5}, 2.0, ["the client sees ok"])
+    assert "**!**" in "\n".join(report.of_matrix([cell])) and "1 not" in report.of_matrix([cell])[0]
+    aborts = [
+        Abort("queued", "abort at P", "aborted", 0.1),
+        Abort("queued", "abort at D", "ok", 9.0, ["late"]),
+    ]
+    assert "0.10 | 9.00 **!**" in "\n".join(report.of_aborts(aborts))
+    one = Round(Counter(ok=3), Counter(fail=1), Counter(failed=1), {"p0": BASE, "d0": BASE}, ["grew"])
+    assert "- round 1: grew" in report.of_rounds([one])
+    soak = Soak(1, 10, Counter(ok=2), Counter({"p killed": 1}), [], 5)
+    assert report.of_soak(soak)[-1] == "As promised." and "2 requests" in report.of_soak(soak)[0]
+
+
+def test_files_that_ran_and_those_that_cannot_are_listed():
+    from pdjax.campaign.files import Campaign
+
+    fine = Report("a-file", outcomes={"a": Seen("ok", "", 200)})
+    wrong = Report("b-file", differs=["a: ok in the simulator, failed here"])
+    text = "\n".join(report.of_files(Campaign([fine, wrong], {"c-file": ["clock: no"]}, 60.0, 1)))
+    assert "1 as in the simulator, 1 not. 1 cannot be run" in text
+    assert "| a-file | a ok (200) | as in the simulator |" in text and "| c-file | clock: no |" in text
