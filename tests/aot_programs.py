@@ -7,11 +7,13 @@ silent and lets several processes load it at once.
 import importlib.util
 import os
 import re
+from contextlib import contextmanager
 from functools import cache
 
 import jax
 import pytest
 from jax.experimental import topologies
+from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import SingleDeviceSharding
 
 GENERATIONS = {"v5e": "v5e:2x2", "v5p": "v5p:2x2x1", "v6e": "v6e:2x2", "tpu7x": "tpu7x:2x2x1"}
@@ -39,6 +41,23 @@ def devices(generation: str) -> list[jax.Device]:
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     return list(topologies.get_topology_desc(GENERATIONS[generation], platform="tpu").devices)
+
+
+def compiled(lowered):
+    """The program as the TPU compiler makes it, never from JAX's cache: that keeps it and cannot read it without a TPU."""
+    with uncached():
+        return lowered.compile()
+
+
+@contextmanager
+def uncached():
+    jax.config.update("jax_enable_compilation_cache", False)
+    compilation_cache.reset_cache()  # which else remembers that it is enabled
+    try:
+        yield
+    finally:
+        jax.config.update("jax_enable_compilation_cache", True)
+        compilation_cache.reset_cache()
 
 
 def one_device(generation: str) -> SingleDeviceSharding:

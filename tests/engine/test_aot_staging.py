@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 import pytest
-from aot_programs import GENERATIONS, devices, struct
+from aot_programs import GENERATIONS, compiled, devices, struct
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pdjax.core.pools import PoolTransferSpec, packed_bytes, plan_parts
@@ -24,7 +24,7 @@ def test_28_layers_go_into_a_slot_in_place(generation):
     parts = plan_parts([POOL], N_PAGES)
     slot = [struct(part.shape, part.dtype, placed(device, memory_kind=HOST_KIND)) for part in parts]
     packed = [struct(part.shape, part.dtype, placed(device)) for part in parts]
-    memory = HostStage(device)._copy.lower(slot, packed).compile().memory_analysis()
+    memory = compiled(HostStage(device)._copy.lower(slot, packed)).memory_analysis()
     n_bytes = packed_bytes([POOL], N_PAGES)
     assert memory.host_alias_size_in_bytes == memory.host_output_size_in_bytes == n_bytes
     assert (memory.host_temp_size_in_bytes, memory.temp_size_in_bytes) == (0, 0)
@@ -36,6 +36,6 @@ def test_a_copy_into_memory_that_is_not_donated_would_allocate():
     parts = plan_parts([POOL], N_PAGES)
     packed = [struct(part.shape, part.dtype, placed(device)) for part in parts]
     move = jax.jit(lambda arrays: [jax.device_put(a, jax.memory.Space.Host) for a in arrays])
-    memory = move.lower(packed).compile().memory_analysis()
+    memory = compiled(move.lower(packed)).memory_analysis()
     assert memory.host_alias_size_in_bytes == 0
     assert memory.host_output_size_in_bytes == packed_bytes([POOL], N_PAGES)

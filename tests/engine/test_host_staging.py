@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import types
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 from pdjax.core.budget import HostSlots, Slot
+from pdjax.core.errors import ConfigError
 from pdjax.core.pools import Part, PoolTransferSpec, packed_bytes, plan_parts
 from pdjax.engine.jax_transfer.verify import mismatch
 from pdjax.engine.kernels.host_staging import HOST_KIND, HostStage
@@ -117,3 +119,11 @@ def test_a_copy_that_fails_leaves_a_slot_that_works(monkeypatch: pytest.MonkeyPa
             stage.copy(arrays, parts, slot)
     staged = stage.copy(arrays, parts, slot)
     assert all(np.array_equal(a, b) for a, b in zip(staged, arrays, strict=True))
+
+
+def test_a_device_without_pinned_memory_is_told_when_it_is_to_stage() -> None:
+    only = types.SimpleNamespace(addressable_memories=lambda: [types.SimpleNamespace(kind="device")])
+    stage = HostStage(only)  # type: ignore[arg-type]
+    arrays, parts = gathered(pool_of("float32", 0), [1, 2], "float32")
+    with pytest.raises(ConfigError, match="has no pinned_host memory, only device; drop it"):
+        stage.copy(arrays, parts, Slot(1, packed_bytes([spec("float32")], 2)))

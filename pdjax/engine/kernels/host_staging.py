@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -17,6 +18,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from pdjax.core.budget import Slot
+from pdjax.core.errors import ConfigError
 from pdjax.core.pools import Part
 
 HOST_KIND = "pinned_host"  # memory that the device's DMA engines reach; every backend of JAX 0.10 names it so
@@ -27,13 +29,30 @@ class HostStage:
     """Copies the packed arrays of one device into slots.
 
     compiles: how often the program for each hand-off size was compiled in this process; above 1, requests wait for it.
+    The first use raises ConfigError on a device that has no such memory.
     """
 
     def __init__(self, device: jax.Device) -> None:
         self.compiles: Counter[StageKey] = Counter()
-        self._host = jax.sharding.SingleDeviceSharding(device, memory_kind=HOST_KIND)
-        self._copy: Any = jax.jit(self._trace_copy, donate_argnums=0, out_shardings=self._host)
-        self._zeros: Any = jax.jit(_zeros, static_argnums=0, out_shardings=self._host)
+        self._device = device
+
+    @cached_property
+    def _host(self) -> jax.sharding.SingleDeviceSharding:
+        """Asked for when something is staged: a server that stages nothing runs on a device without such memory, too."""
+        kinds = [memory.kind for memory in self._device.addressable_memories()]
+        if HOST_KIND not in kinds:
+            raise ConfigError(
+                f"--disaggregation-host-staging: {self._device} has no {HOST_KIND} memory, only {', '.join(kinds)}; drop it"
+            )
+        return jax.sharding.SingleDeviceSharding(self._device, memory_kind=HOST_KIND)
+
+    @cached_property
+    def _copy(self) -> Any:
+        return jax.jit(self._trace_copy, donate_argnums=0, out_shardings=self._host)
+
+    @cached_property
+    def _zeros(self) -> Any:
+        return jax.jit(_zeros, static_argnums=0, out_shardings=self._host)
 
     def prepare(self, slot: Slot, parts: Sequence[Part]) -> None:
         """Give a fresh slot its memory: one array of zeros a part, each committed to the device's host memory."""
