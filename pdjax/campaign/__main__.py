@@ -5,7 +5,6 @@ Exit 0: as promised, 1: not, 2: a wrong call. Must never write a page but with -
 
 from __future__ import annotations
 
-import asyncio
 import sys
 import tempfile
 from collections.abc import Callable, Coroutine, Sequence
@@ -17,6 +16,7 @@ import typer
 from pdjax.campaign import report
 from pdjax.campaign.aborts import run_aborts
 from pdjax.campaign.files import run_files
+from pdjax.campaign.fleet import to_its_end
 from pdjax.campaign.matrix import all_cells, run_matrix
 from pdjax.campaign.rounds import REQUESTS, ROUNDS, run_rounds
 from pdjax.campaign.soak import run_soak
@@ -40,7 +40,7 @@ def _run(name: str, write: bool, campaign: Callable[[Path], Coroutine[Any, Any, 
         except (OSError, ValueError) as error:
             raise typer.BadParameter(f"{error}: run it at the root of the project") from None
     with tempfile.TemporaryDirectory(prefix="pdjax-") as directory:  # short: there are sockets in it
-        return asyncio.run(campaign(Path(directory)))
+        return to_its_end(campaign(Path(directory)))
 
 
 def _finish(name: str, lines: Sequence[str], write: bool, n_wrong: int) -> None:

@@ -11,10 +11,10 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 
@@ -22,6 +22,7 @@ from pdjax.campaign.remote import Remote
 from pdjax.serve.children import Child, ChildError, end_all
 from pdjax.serve.router import free_ports, router_command, router_environ
 
+T = TypeVar("T")
 PROGRAM = (sys.executable, "-m", "pdjax.serve.cli")
 START_S = 300.0  # a first start compiles
 POLL_S = 0.02
@@ -291,6 +292,21 @@ class Fleet:
 
     def log_files(self) -> list[Path]:
         return sorted(self.logs.glob("*.ndjson"))
+
+
+def to_its_end(campaign: Coroutine[Any, Any, T]) -> T:
+    """Run it; a SIGTERM ends the processes that it started, as Ctrl-C does, and then this one (143)."""
+
+    async def ended_by_signal() -> T:
+        task = asyncio.current_task()
+        assert task is not None
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+        return await campaign
+
+    try:
+        return asyncio.run(ended_by_signal())
+    except asyncio.CancelledError:
+        raise SystemExit(128 + signal.SIGTERM) from None
 
 
 def options(flags: Mapping[str, Any]) -> tuple[str, ...]:

@@ -5,7 +5,6 @@ Must never start anything for a file that processes cannot run.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import sys
 import tempfile
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pdjax.campaign.express import cannot, make_models, plan_of
-from pdjax.campaign.fleet import Fleet
+from pdjax.campaign.fleet import Fleet, to_its_end
 from pdjax.campaign.reference import Reference
 from pdjax.campaign.replay import SLOWER, Logs, Report, replay
 from pdjax.serve.children import ChildError
@@ -57,7 +56,7 @@ def replay_file(file: Path, trace: Trace, *, as_json: bool, log: Path | None) ->
         return CANNOT
     with tempfile.TemporaryDirectory(prefix="pdjax-") as directory:
         try:
-            report, lines = asyncio.run(on_its_own(trace, Path(directory)))
+            report, lines = to_its_end(on_its_own(trace, Path(directory)))
         except ChildError as error:
             print(f"{file}: {error}", file=sys.stderr)
             return CANNOT
