@@ -14,6 +14,7 @@ from typing import Any
 from pdjax.campaign.anchors import anchored, tied
 from pdjax.campaign.client import HttpRouter, Record
 from pdjax.campaign.fleet import REGISTRY, Fleet, Seat
+from pdjax.campaign.recorded import broken_properties
 from pdjax.campaign.reference import Reference
 from pdjax.campaign.remote import RemoteError
 from pdjax.campaign.scenario import Scenario
@@ -128,6 +129,7 @@ async def replay(
         report.findings.append(f"V2: not free {bound_s:g} s after the last outcome: {left}")
     logs.more()
     report.findings += logs.breaches(before)
+    report.findings += broken_properties(logs.lines, before)
     report.findings += [f"dead without a step that killed it: {name}" for name in _dead(fleet, trace)]
     _compare(trace, scenario, simulated, report)
     report.outcomes = {rid: Seen(r.outcome, r.reason, r.status) for rid, r in router.records.items()}

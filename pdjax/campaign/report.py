@@ -53,13 +53,12 @@ def of_files(campaign: Campaign) -> list[str]:
         f"{len(reports)} files on {campaign.fleets} fleets in {campaign.seconds / 60:.0f} min ({machine()}): "
         f"{alike} as in the simulator, {len(reports) - alike} not. {len(campaign.left_out)} cannot be run.",
         "",
-        "| file | outcomes | compared | free, s | all, s |",
-        "|---|---|---|---|---|",
+        "| file | compared with the simulator | s |",
+        "|---|---|---|",
     ]
     for r in sorted(reports, key=lambda report: report.name.lower()):
-        outcomes = ", ".join(f"{rid} {seen}" for rid, seen in r.outcomes.items())
-        said = "; ".join([*r.differs, *r.findings, *r.notes]) or "as in the simulator"
-        lines.append(f"| {r.name} | {_short(outcomes)} | {_short(said)} | {r.free_s:.1f} | {r.seconds:.1f} |")
+        said = "; ".join([*r.differs, *r.findings, *r.notes]) or "the same"
+        lines.append(f"| {r.name} | {_short(said)} | {r.seconds:.1f} |")
     lines += ["", "| cannot be run | why |", "|---|---|"]
     lines += [f"| {name} | {'; '.join(why)} |" for name, why in sorted(campaign.left_out.items())]
     return lines
