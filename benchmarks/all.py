@@ -18,7 +18,17 @@ from typing import Any
 from bench_common import machine, make_table
 from rich.console import Console
 
-BENCHMARKS = ("pages", "handoff", "turn_time", "memory", "registry", "shared_prefix", "serving", "sim_rate")
+BENCHMARKS = (
+    "pages",
+    "kernels",
+    "handoff",
+    "turn_time",
+    "memory",
+    "registry",
+    "shared_prefix",
+    "serving",
+    "sim_rate",
+)
 LIMIT_S = 900.0  # of one benchmark
 END_S = 60.0  # for one that is late to end what it has started
 HERE = Path(__file__).parent

@@ -14,6 +14,7 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 NAMES = sorted(p.stem for p in BENCHMARKS.glob("*.py") if not p.stem.startswith("bench_") and p.stem != "all")
 EXPECTED = {
     "pages": "pages to pages, 0.7 MB, checksums off",
+    "kernels": "scatter, bfloat16, 2 layers × 3 pages",
     "handoff": "hand-off of one page, p50",
     "turn_time": "driver, all of the above, 20 waiting",
     "memory": "a waiting request on P",

@@ -244,7 +244,6 @@ def _on_each(move: Any, sharding: Sharding, name: str) -> Any:
 
 
 def _checked(layers: Pool) -> Pool:
-    check_pool(
-        layers[0]
-    )  # the layers of a pool are made alike; each would cost 12 µs of the scheduler's thread
+    # One speaks for all: the layers of a pool are made alike, and each would cost 12 µs of the scheduler's thread.
+    check_pool(layers[0])
     return layers
