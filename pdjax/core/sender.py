@@ -27,7 +27,8 @@ from pdjax.core.effects import (
 )
 from pdjax.core.identity import Minter
 from pdjax.core.pools import Manifest, Part
-from pdjax.core.room import Event, Room, Transition
+from pdjax.core.reasons import REASONS
+from pdjax.core.room import STATUS_OF_PEERS_WORD, Event, Room, Transition
 from pdjax.core.settings import PDSettings
 
 _F, _T = t.LETTERS["F"], t.LETTERS["T"]
@@ -165,12 +166,11 @@ class SenderRoom(Room):
         self.side.forget_early(self.room, now if ev.name == "early_timer" else None)
 
     def _do_answer_refused(self, ev: Event, now: float) -> Effect:
+        """In D's words, if D has ended it already: wrong or aborted on both legs, else as worth another try as D said."""
         early = self._early()
-        if early is not None and early.reason == "bad_request":
-            return Answer(
-                self.room, 400, "bad_request"
-            )  # D has called it wrong: both legs say so (facts/router §0.7)
-        return super()._do_answer_refused(ev, now)
+        if early is None or early.kind != "abort" or early.reason not in REASONS:
+            return super()._do_answer_refused(ev, now)
+        return Answer(self.room, STATUS_OF_PEERS_WORD.get(early.reason, 503), early.reason)
 
     def _do_bind(self, ev: Event, now: float) -> list[Effect]:
         assert ev.msg is not None

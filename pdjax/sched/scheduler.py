@@ -16,6 +16,7 @@ from collections.abc import Callable
 
 from pdjax.core.errors import ConfigError, PDError
 from pdjax.core.pools import pages_for
+from pdjax.core.reasons import explain
 from pdjax.engine.base import BaseKVManager
 from pdjax.engine.ports import Clock, Runner, Sampled
 from pdjax.sched.batch import Fifo, Seq
@@ -300,7 +301,10 @@ class Scheduler(StepLoop):
         except Exception as error:
             self._fail(seq, error)
             return
-        self._close(seq, Output(finish=Finish("abort", message="aborted")))
+        if reason == "draining" and not seq.req.output_ids:  # nothing was said yet: another server may do it
+            self._close(seq, Output(failure=Failure(503, reason, explain(reason))))
+        else:
+            self._close(seq, Output(finish=Finish("abort", message="aborted")))
 
     # ------------------------------------------------------------ admission
 

@@ -138,6 +138,12 @@ class Desk:
         try:
             self.engine.submit(request)
         except PDError as error:
+            if (
+                error.status == CLIENT_LEFT
+            ):  # the other half has aborted it already: it ends here as one that runs does
+                self._take_in(call, sub)
+                call.sink_for(index)(Output(failure=Failure(error.status, error.reason, error.message)))
+                return
             self.counters["refused"] += 1
             self.stats.failed(error.reason)
             self.log.event(
@@ -150,9 +156,13 @@ class Desk:
                 prompt_tokens=len(request.prompt_ids),
             )
             raise from_pd(error) from error
+        self._take_in(call, sub)
+
+    def _take_in(self, call: Call, sub: Sub) -> None:
+        request = sub.request
         self.counters["accepted"] += 1
         call.subs.append(sub)
-        self._by_rid.setdefault(sub.rid, {})[unique] = sub
+        self._by_rid.setdefault(sub.rid, {})[request.rid] = sub
         self.log.event("accepted", rid=sub.rid, room=request.room, prompt_tokens=len(request.prompt_ids))
 
     def abort(self, rid: str) -> int:

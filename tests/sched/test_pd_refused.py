@@ -78,6 +78,20 @@ def test_what_the_other_half_hears_of_an_abort(side, reason, status):
     pair.assert_initial()
 
 
+@pytest.mark.parametrize(("reason", "status"), [ABORTED, ("draining", 503)])
+def test_a_leg_that_comes_after_ds_end_hears_why(reason, status):
+    """Aborted, it is not tried again; a D that leaves is told from one whose client has left."""
+    pair = RealPair()
+    prompt, sampling = [9, 8, 7], SamplingParams(4)
+    pair.submit(prompt, sampling, sides="d", room=1)
+    let_pass(pair, 0.2)
+    pair.d.abort_all(reason)
+    let_pass(pair, 0.5)
+    with pytest.raises(PDError) as caught:
+        pair.submit(prompt, sampling, sides="p", room=1)
+    assert (caught.value.status, caught.value.reason) == (status, reason)
+
+
 @pytest.mark.parametrize(("reason", "status"), [WRONG, BUSY])
 def test_a_leg_that_comes_after_ds_refusal_gets_the_same_status(reason, status):
     pair = RealPair()

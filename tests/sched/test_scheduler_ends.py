@@ -197,3 +197,16 @@ def test_a_sink_may_submit_and_abort():
     run_out(scheduler)
     assert first.end == "abort"
     second.assert_right(scheduler.config)
+
+
+@pytest.mark.parametrize(("reason", "end"), [("client_abort", "abort"), ("draining", "draining")])
+def test_what_a_leaving_server_has_said_nothing_of_may_be_tried_elsewhere(reason, end):
+    scheduler = make_null()
+    told, silent = Client([1] * 3, SamplingParams(40, ignore_eos=True), "a"), Client([2] * 60, rid="b")
+    scheduler.submit(told.req)
+    while not told.tokens:
+        scheduler.step()
+    scheduler.submit(silent.req)
+    scheduler.abort_all(reason)
+    scheduler.host_work()
+    assert (told.end, silent.end) == ("abort", end)

@@ -7,6 +7,7 @@ import httpx
 import pytest
 from serve_fakes import EOS, PD, echo, failed, frames, text_outputs
 
+from pdjax.core.errors import CLIENT_LEFT, PDError
 from pdjax.sched.request import Finish, Output
 from pdjax.serve.sampling_fields import seed_for_room
 
@@ -226,3 +227,15 @@ def test_what_was_aborted_at_the_other_half_ends_as_an_abort(serve, role, stream
     assert answer.status_code == 200
     (end,) = frames(answer) if stream else [answer.json()]
     assert end["meta_info"]["finish_reason"]["type"] == "abort"
+
+
+def test_a_leg_whose_other_half_was_aborted_before_it_came_ends_as_aborted(serve):
+    """As one that runs does: a router would try a 503 again, in a new room (facts/router §3.4)."""
+    server = serve("prefill")
+    server.engine.refuse = lambda request: PDError("gone", reason="client_abort", status=CLIENT_LEFT)
+    body = {"input_ids": [5, 6], "rid": "mine", **PD}
+    answer = server.post("/generate", body)
+    assert answer.status_code == 200 and answer.json()["meta_info"]["finish_reason"]["type"] == "abort"
+    (last,) = frames(server.post("/generate", {**body, "stream": True}))
+    assert last["meta_info"]["finish_reason"]["type"] == "abort" and last["meta_info"]["id"] == "mine"
+    assert server.desk.live() == 0 and server.desk.counters["refused"] == 0
