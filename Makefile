@@ -11,7 +11,7 @@ JOBS ?= 2
 
 export JAX_PLATFORMS ?= cpu
 
-.PHONY: demo test lint format docs check-deep clean fuzz mutate bench faults soak tpu
+.PHONY: demo test lint format docs check-deep clean fuzz fuzz-inputs mutate bench faults soak tpu
 
 $(STAMP): pyproject.toml
 	@echo "== preparing $(VENV) (a few minutes the first time: jax is large)"
@@ -62,6 +62,10 @@ bench: $(STAMP)
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+# Inputs of strangers at every parser: requests, raw bytes, frames, traces, model files. FUZZ_EXAMPLES of each.
+fuzz-inputs: $(STAMP)
+	@FUZZ_EXAMPLES=$${FUZZ_EXAMPLES:-1000} $(BIN)/python -m pytest --timeout 0 tests/inputs
 
 fuzz: $(STAMP)
 	@$(BIN)/sim fuzz --seeds 20000 --jobs $(JOBS) --coverage

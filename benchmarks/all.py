@@ -25,6 +25,7 @@ BENCHMARKS = (
     "turn_time",
     "memory",
     "registry",
+    "overhead",
     "shared_prefix",
     "serving",
     "sim_rate",

@@ -30,6 +30,8 @@ from pdjax.core.trace import EventLog
 from pdjax.engine.base import BaseKVManager, KVEnded, KVEvent, KVLanded, KVReady, KVReleased, KVWanted, Leg
 from pdjax.engine.ports import Clock, RegistryClient, SideChannel, Transport
 
+LEAST_TIMERS = 1024  # fewer are never looked through
+
 _FOR_SCHEDULER = (fx.Ended, fx.PageQueue, fx.Deliver, fx.BudgetFreed, fx.Wanted)
 
 
@@ -93,6 +95,7 @@ class LockedRooms(BaseKVManager):
         self._timers: list[tuple[float, int, fx.TimerKey]] = []
         self._timer_seq = 0
         self._armed: dict[fx.TimerKey, float] = {}  # the soonest entry of each key
+        self._sweep_at = LEAST_TIMERS  # so many timers are looked through for those that nobody needs
         self._legs: dict[int, Leg] = {}
         self._unopened: dict[int, list[KVEvent]] = {}  # claimed, and not yet taken over by the scheduler
         fingerprint = args.fingerprint.hash
@@ -233,6 +236,19 @@ class LockedRooms(BaseKVManager):
         self._armed[key] = at
         self._timer_seq += 1
         heapq.heappush(self._timers, (at, self._timer_seq, key))
+        if len(self._timers) > self._sweep_at:
+            self._sweep_timers()
+
+    def _sweep_timers(self) -> None:
+        """An early entry that gave way to a newer one leaves its timer, which a peer could pile up by naming rooms (S12).
+
+        Looked through only when they have doubled, so that it costs each timer next to nothing.
+        """
+        for key in [one for one in self._armed if one[0] == "early" and one[1] not in self.sender.early]:
+            del self._armed[key]
+        self._timers = [entry for entry in self._timers if self._armed.get(entry[2]) == entry[0]]
+        heapq.heapify(self._timers)
+        self._sweep_at = 2 * max(len(self._timers), LEAST_TIMERS)
 
     def _log_transition(self, line: Transition, ev: Event, leg: Leg | None) -> None:
         extra: dict[str, Any] = {"rid": leg.rid, "prompt": leg.n_prompt} if leg is not None else {}

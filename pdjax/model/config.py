@@ -19,6 +19,13 @@ ARCHITECTURES = {
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
 }  # model_type
+SCALINGS = {  # of rope, and the numbers that each needs
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+}
+MAX_SIZE = 1 << 28  # of any size: what is larger is no model, and a list of its tensors would fill the memory
+MAX_LAYERS = 4096
+MAX_NUMBER = 1e30
 QWEN3_HEAD_DIM = 128  # transformers' default; the others derive it from the hidden size
 
 
@@ -85,8 +92,10 @@ def read_json(path: Path) -> dict[str, Any]:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"{path} is missing: give a directory with a Hugging Face model") from None
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         raise ConfigError(f"{path} is not JSON: {error}") from None
+    except RecursionError:
+        raise ConfigError(f"{path} is not JSON that can be read: it is nested too deeply") from None
     if not isinstance(value, dict):
         raise ConfigError(f"{path} must hold a JSON object, not a {type(value).__name__}")
     return value
@@ -113,11 +122,11 @@ def parse_config(raw: dict[str, Any], where: str = "config.json") -> ModelConfig
         vocab_size=_positive(raw, "vocab_size", where),
         hidden_size=hidden,
         intermediate_size=_positive(raw, "intermediate_size", where),
-        n_layers=_positive(raw, "num_hidden_layers", where),
+        n_layers=_positive(raw, "num_hidden_layers", where, most=MAX_LAYERS),
         n_heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
-        rms_eps=float(raw.get("rms_norm_eps", 1e-6)),
+        rms_eps=_number(raw.get("rms_norm_eps", 1e-6), "rms_norm_eps", where),
         max_position=_positive(raw, "max_position_embeddings", where, default=2048),
         rope=_rope(raw, where),
         tied_head=bool(raw.get("tie_word_embeddings", False)),
@@ -130,17 +139,20 @@ def parse_config(raw: dict[str, Any], where: str = "config.json") -> ModelConfig
 def _refuse(raw: dict[str, Any], where: str) -> None:
     """Raise ConfigError for what would change the numbers and is not implemented."""
     architectures = raw.get("architectures") or []
-    if len(architectures) != 1 or architectures[0] not in ARCHITECTURES:
+    if architectures not in [[one] for one in ARCHITECTURES]:
         raise ConfigError(
-            f"{where}: architectures={architectures} is not supported: use one of {list(ARCHITECTURES)}"
+            f"{where}: architectures={architectures!r} is not supported: use one of {list(ARCHITECTURES)}"
         )
     # Qwen's files name a window that is off unless use_sliding_window says otherwise; others have no such switch.
     windowed = raw.get("use_sliding_window", not architectures[0].startswith("Qwen"))
     if raw.get("sliding_window") is not None and windowed:
         raise ConfigError(
-            f"{where}: sliding_window={raw['sliding_window']} is not supported: use a model with full attention"
+            f"{where}: sliding_window={raw['sliding_window']!r} is not supported: use a model with full attention"
         )
-    other_layers = sorted(set(raw.get("layer_types") or []) - {"full_attention"})
+    layer_types = raw.get("layer_types") or []
+    if not isinstance(layer_types, list):
+        raise ConfigError(f"{where}: layer_types={layer_types!r} must be a list")
+    other_layers = [one for one in layer_types if one != "full_attention"]
     if other_layers:
         raise ConfigError(f"{where}: layer_types has {other_layers}: only full_attention is supported")
     if raw.get("quantization_config") is not None:
@@ -149,42 +161,58 @@ def _refuse(raw: dict[str, Any], where: str) -> None:
         raise ConfigError(f"{where}: hidden_act={raw['hidden_act']!r} is not supported: only 'silu' is")
     experts = next((k for k in ("num_experts", "num_local_experts", "n_routed_experts") if raw.get(k)), None)
     if experts:
-        raise ConfigError(f"{where}: {experts}={raw[experts]} is not supported: use a model without experts")
+        raise ConfigError(
+            f"{where}: {experts}={raw[experts]!r} is not supported: use a model without experts"
+        )
     if raw.get("mlp_bias", False):
         raise ConfigError(f"{where}: mlp_bias=true is not supported")
 
 
 def _rope(raw: dict[str, Any], where: str) -> Rope:
-    parameters = raw.get("rope_parameters") or {}
-    scaling = {**(raw.get("rope_scaling") or {}), **parameters}
-    theta = scaling.get("rope_theta", raw.get("rope_theta", 10000.0))
+    scaling: dict[str, Any] = {}
+    for name in ("rope_scaling", "rope_parameters"):
+        given = raw.get(name) or {}
+        if not isinstance(given, dict):
+            raise ConfigError(f"{where}: {name}={given!r} must be an object")
+        scaling.update(given)
+    theta = _number(scaling.get("rope_theta", raw.get("rope_theta", 10000.0)), "rope_theta", where)
     partial = scaling.get("partial_rotary_factor", raw.get("partial_rotary_factor", 1.0))
     if partial != 1.0:
-        raise ConfigError(f"{where}: partial_rotary_factor={partial} is not supported")
+        raise ConfigError(f"{where}: partial_rotary_factor={partial!r} is not supported")
     kind = scaling.get("rope_type", scaling.get("type", "default"))
     if kind == "default":
-        return Rope(theta=float(theta))
-    try:
-        if kind == "linear":
-            return Rope(theta=float(theta), kind="linear", factor=float(scaling["factor"]))
-        if kind == "llama3":
-            return Rope(
-                theta=float(theta),
-                kind="llama3",
-                factor=float(scaling["factor"]),
-                low_freq_factor=float(scaling["low_freq_factor"]),
-                high_freq_factor=float(scaling["high_freq_factor"]),
-                original_max_position=int(scaling["original_max_position_embeddings"]),
-            )
-    except KeyError as missing:
-        raise ConfigError(f"{where}: rope scaling {kind!r} needs {missing.args[0]}") from None
-    raise ConfigError(f"{where}: rope scaling {kind!r} is not supported: use default, linear or llama3")
+        return Rope(theta=theta)
+    needed = SCALINGS.get(kind) if isinstance(kind, str) else None
+    if needed is None:
+        raise ConfigError(f"{where}: rope scaling {kind!r} is not supported: use default, linear or llama3")
+    for name in needed:
+        if name not in scaling:
+            raise ConfigError(f"{where}: rope scaling {kind!r} needs {name}")
+    numbers = {name: _number(scaling[name], name, where) for name in needed}
+    if kind == "linear":
+        return Rope(theta=theta, kind="linear", factor=numbers["factor"])
+    return Rope(
+        theta=theta,
+        kind="llama3",
+        factor=numbers["factor"],
+        low_freq_factor=numbers["low_freq_factor"],
+        high_freq_factor=numbers["high_freq_factor"],
+        original_max_position=int(numbers["original_max_position_embeddings"]),
+    )
 
 
-def _positive(raw: dict[str, Any], key: str, where: str, default: int | None = None) -> int:
+def _number(value: Any, key: str, where: str) -> float:
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < MAX_NUMBER:
+        raise ConfigError(f"{where}: {key}={value!r} must be a positive number")
+    return float(value)
+
+
+def _positive(
+    raw: dict[str, Any], key: str, where: str, default: int | None = None, most: int = MAX_SIZE
+) -> int:
     value = raw.get(key)
     if value is None:
         value = default
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ConfigError(f"{where}: {key}={value!r} must be a positive integer")
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
+        raise ConfigError(f"{where}: {key}={value!r} must be a positive integer, at most {most}")
     return value

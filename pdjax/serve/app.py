@@ -28,6 +28,7 @@ from pdjax.serve.log import ServerLog
 from pdjax.serve.metrics import Exposition
 from pdjax.serve.openai_api import parse_chat, parse_completion
 from pdjax.serve.params import boolean
+from pdjax.serve.schema import described
 from pdjax.serve.sglang_api import parse_generate
 from pdjax.serve.spans import Spans
 
@@ -53,7 +54,7 @@ def build_app(
     """The application; ``app.state.desk`` counts its calls. Serve it with ``engine.bootstrap.httpd``."""
     limits = limits or HttpLimits()
     desk = Desk(engine, log or ServerLog(), spans)
-    app = FastAPI(title="pdjax", docs_url=None, redoc_url=None, openapi_url=None)
+    app = FastAPI(title="pdjax", docs_url=None, redoc_url=None)
     app.state.desk = desk
     _add_generation(app, desk, limits)
     _add_health(app, engine, HealthPass(desk, limits, health_timeout_s, peers or PeerAccess()))
@@ -81,7 +82,7 @@ def _add_generation(app: FastAPI, desk: Desk, limits: HttpLimits) -> None:
         def parse(body: dict[str, Any]) -> Plan:
             return parser(body, desk.engine, limits)
 
-        @app.post(path)
+        @app.post(path, openapi_extra=described(path))
         async def generate(request: Request) -> Response:
             return await answer(request, desk, limits, parse)
 
@@ -177,7 +178,7 @@ def _add_watching(app: FastAPI, desk: Desk) -> None:
     async def metrics() -> Response:
         return Response(exposition.text(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
-    @app.get("/debug/rooms")
+    @app.get("/debug/rooms", openapi_extra=described("/debug/rooms"))
     async def rooms(request: Request) -> Response:
         """Every live room, or with ?room= that one; ?limit= bounds the list. Off the event loop: it may be long."""
         query = request.query_params
@@ -212,7 +213,7 @@ def _add_control(app: FastAPI, desk: Desk, limits: HttpLimits) -> None:
         if (dead := engine.failed()) is not None:
             raise ApiError(503, dead, reason="engine_error")
 
-    @app.post("/flush_cache")
+    @app.post("/flush_cache", openapi_extra=described("/flush_cache"))
     async def flush_cache(request: Request) -> Response:
         """200 when the prefix cache is empty now. ?timeout=: seconds to wait for the requests that are here to end."""
         timeout_s = _seconds(request.query_params.get("timeout"), "timeout")
@@ -228,7 +229,7 @@ def _add_control(app: FastAPI, desk: Desk, limits: HttpLimits) -> None:
         engine.ask_to_drain()
         return JsonAnswer({"draining": True, "live": desk.live()})
 
-    @app.post("/pause_generation")
+    @app.post("/pause_generation", openapi_extra=described("/pause_generation"))
     async def pause_generation(request: Request) -> Response:
         """200 when no token comes any more. What runs keeps its pages in every mode but "abort" (protocol §6)."""
         body = await read_optional(request, limits.max_body_bytes)
@@ -249,7 +250,7 @@ def _add_control(app: FastAPI, desk: Desk, limits: HttpLimits) -> None:
         await asyncio.wrap_future(engine.pause(False))
         return JsonAnswer({"paused": False, "live": desk.live()})
 
-    @app.post("/abort_request")
+    @app.post("/abort_request", openapi_extra=described("/abort_request"))
     async def abort_request(request: Request) -> Response:
         """Always 200: a request that has ended already is as aborted as can be."""
         body, _ = await read_object(request, limits.max_body_bytes)

@@ -19,6 +19,7 @@ EXPECTED = {
     "turn_time": "driver, all of the above, 20 waiting",
     "memory": "a waiting request on P",
     "registry": "look-up, HTTP, 40 instances",
+    "overhead": "key of the side channel, one hand-off",
     "shared_prefix": "TTFT of 40 shared tokens, warm / cold",
     "serving": "TTFT, 1 at once, PD / ordinary server",
     "sim_rate": "one world, every property checked",

@@ -71,7 +71,7 @@ def test_the_page_lists_every_endpoint_and_no_other(shared):
     (table,) = re.findall(r"^## Endpoints of a server\n(.*?)^## ", PAGE.read_text(), re.M | re.S)
     listed = set()
     for cell in re.findall(r"^\| (`.+?`) \|", table, re.M):
-        method, paths = re.match(r"`(GET|POST) ", cell)[1], re.findall(r"/[\w/]+", cell)
+        method, paths = re.match(r"`(GET|POST) ", cell)[1], re.findall(r"/[\w/.]+", cell)
         listed |= {(method, path) for path in paths}
     served = {(method, route.path) for route in shared().app.routes for method in route.methods - {"HEAD"}}
     assert listed == served

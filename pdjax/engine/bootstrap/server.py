@@ -20,6 +20,7 @@ from pdjax.engine.bootstrap.access import MISSING, guarded
 from pdjax.engine.bootstrap.httpd import BadBody, ClientDisconnect, Door, HttpThread, bind, read_json
 from pdjax.engine.bootstrap.registry import (
     DEFAULT_PORT,
+    UINT64_MAX,
     BadRegistration,
     Key,
     Listed,
@@ -31,8 +32,45 @@ from pdjax.engine.bootstrap.registry import (
 )
 
 MAX_BODY_BYTES = 64 << 10
+AXES = ("tp", "cp", "dp", "pp")
 OPEN_PATHS = ("/health",)  # asked without a key: liveness probes have none
 OTHER_ROLE = {"prefill": "decode", "decode": "prefill"}
+
+# For /openapi.json; what is taken is decided in ``registry``.
+_TEXT = {"type": "string"}
+_ROLE = {"enum": list(OTHER_ROLE)}
+_EPOCH = {
+    "anyOf": [
+        {"type": "integer", "minimum": 1, "maximum": UINT64_MAX},
+        {"type": "string", "pattern": "^[0-9]{1,20}$"},
+    ]
+}
+_RANK = {"type": "integer", "minimum": 0, "maximum": 1 << 20}
+_PRINT = {"type": "object", "properties": {"hash": _TEXT, "fields": {"type": "object"}}, "required": ["hash"]}
+_LIFE = {"role": _ROLE, "instance_id": _TEXT, "epoch": _EPOCH, **{f"{axis}_rank": _RANK for axis in AXES}}
+QUERY = (("role", _ROLE), ("fingerprint", _TEXT))
+ROUTE_QUERY = (("instance_id", _TEXT), *((f"{axis}_rank", _RANK) for axis in AXES))
+
+
+def _body(properties: dict[str, Any], *required: str) -> dict[str, Any]:
+    schema = {"type": "object", "properties": properties, "required": list(required)}
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
+def _queries(*named: tuple[str, dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "parameters": [
+            {"name": name, "in": "query", "required": name == "role", "schema": schema}
+            for name, schema in named
+        ]
+    }
+
+
+LIFE = _body({**_LIFE, "draining": {"type": "boolean"}}, "role", "instance_id", "epoch")
+REGISTRATION = _body(
+    {**_LIFE, "fingerprint": _PRINT, **dict.fromkeys(("zmq_addr", "transfer_addr", "serving_url"), _TEXT)},
+    *("role", "instance_id", "epoch", "fingerprint", "zmq_addr"),
+)
 
 
 def _error_body(status: int, message: str) -> dict[str, Any]:
@@ -76,7 +114,7 @@ def _peers(registry: Registry, key: Key, now: float, fingerprint: Print | str | 
 
 def build_app(registry: Registry, clock: Callable[[], float] = time.monotonic) -> FastAPI:
     """The endpoints of RFC-2 §5.3 plus DELETE /route. Wrong input is 400 with a sentence, never 422."""
-    app = FastAPI(title="pdjax bootstrap", docs_url=None, redoc_url=None, openapi_url=None)
+    app = FastAPI(title="pdjax bootstrap", docs_url=None, redoc_url=None)
 
     @app.exception_handler(BadRegistration)
     @app.exception_handler(BadBody)
@@ -87,7 +125,7 @@ def build_app(registry: Registry, clock: Callable[[], float] = time.monotonic) -
     async def gone(_: Request, __: Exception) -> JSONResponse:
         return _error(400, "the client went away before its body was complete")
 
-    @app.put("/route")
+    @app.put("/route", openapi_extra=REGISTRATION)
     async def register(request: Request) -> JSONResponse:
         payload = await _object(request)
         now = clock()
@@ -99,7 +137,7 @@ def build_app(registry: Registry, clock: Callable[[], float] = time.monotonic) -
         peers = _peers(registry, parse_key(payload), now, parse_print(payload["fingerprint"]))
         return JSONResponse({"status": status, "ttl_s": registry.ttl_s, "peers": peers})
 
-    @app.post("/heartbeat")
+    @app.post("/heartbeat", openapi_extra=LIFE)
     async def heartbeat(request: Request) -> JSONResponse:
         payload = await _object(request)
         key, epoch, now = parse_key(payload), parse_uint(payload.get("epoch"), "epoch"), clock()
@@ -110,24 +148,22 @@ def build_app(registry: Registry, clock: Callable[[], float] = time.monotonic) -
             {"status": "ok", "peers": _peers(registry, key, now, mine if isinstance(mine, str) else None)}
         )
 
-    @app.delete("/route")
+    @app.delete("/route", openapi_extra=LIFE)
     async def remove(request: Request) -> JSONResponse:
         payload = await _object(request)
         if not registry.remove(parse_key(payload), parse_uint(payload.get("epoch"), "epoch")):
             return _error(404, "this life is not registered")
         return JSONResponse({"status": "removed"})
 
-    @app.get("/list")
+    @app.get("/list", openapi_extra=_queries(*QUERY))
     async def list_role(request: Request) -> JSONResponse:
         return _listing(registry.list(_role(request), clock(), _asker(request)))
 
-    @app.get("/route")
+    @app.get("/route", openapi_extra=_queries(*QUERY, *ROUTE_QUERY))
     async def route(request: Request) -> JSONResponse:
         query = request.query_params
         role, instance = _role(request), query.get("instance_id")
-        ranks = [
-            parse_uint(query.get(f"{axis}_rank", "0"), f"{axis}_rank") for axis in ("tp", "cp", "dp", "pp")
-        ]
+        ranks = [parse_uint(query.get(f"{axis}_rank", "0"), f"{axis}_rank") for axis in AXES]
         found = registry.route(
             role,
             clock(),

@@ -1,0 +1,120 @@
+"""Requests made from both OpenAPI pages, right and wrong ones, and raw bytes: never a 5xx, never an answer that does not come."""
+
+import contextlib
+import socket
+import sys
+import threading
+from pathlib import Path
+
+import httpx
+import pytest
+import schemathesis
+from fuzzing import tries
+from hypothesis import given
+from hypothesis import strategies as st
+from schemathesis.checks import not_a_server_error
+
+from pdjax.engine.bootstrap.registry import Registry
+from pdjax.engine.bootstrap.server import HTTPBootstrapServer
+from pdjax.engine.bootstrap.server import build_app as registry_app
+from pdjax.serve.app import build_app
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "serve"))
+
+from serve_fakes import FakeEngine, text_outputs
+from served import Served
+
+WAIT_S = 30.0
+
+
+@pytest.fixture(scope="module")
+def server():
+    with contextlib.closing(Served(script=lambda request: text_outputs("hello"))) as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def registry():
+    started = HTTPBootstrapServer(port=0)
+    started.start()
+    yield started
+    started.stop()
+
+
+def page_of(app, *but):
+    page = app.openapi()
+    for path in but:
+        del page["paths"][path]
+    return schemathesis.openapi.from_dict(page)
+
+
+ENGINE = FakeEngine()
+# /drain answers once and then everything is 503 by right; /health_generate takes no input.
+SERVING = page_of(build_app(ENGINE), "/drain", "/health_generate")
+ENGINE.close()
+REGISTRY = page_of(registry_app(Registry(15.0)))
+
+
+@SERVING.parametrize()
+@tries(3)
+def test_the_serving_api_answers_everything_that_its_page_can_make(case, server):
+    answer = case.call(base_url=server.url, timeout=WAIT_S)
+    case.validate_response(answer, checks=[not_a_server_error])
+
+
+@REGISTRY.parametrize()
+@tries(6)
+def test_the_registry_answers_everything_that_its_page_can_make(case, registry):
+    answer = case.call(base_url=registry.url, timeout=WAIT_S)
+    case.validate_response(answer, checks=[not_a_server_error])
+    assert len(registry.registry) <= registry.registry.max_entries
+
+
+def test_the_pages_know_every_endpoint(server):
+    for app, page in ((server.app, SERVING), (registry_app(Registry(15.0)), REGISTRY)):
+        told = {operation.ok().path for operation in page.get_all_operations()}
+        served = {route.path for route in app.routes if hasattr(route, "methods")}
+        assert told >= served - {"/drain", "/health_generate", "/openapi.json"}
+
+
+# ---------------------------------------------------------------- raw bytes
+
+HEAD = st.sampled_from(
+    [
+        b"POST /generate HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n",
+        b"PUT /route HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n",
+        b"POST /generate HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n%x\r\n",
+    ]
+)
+PIECE = st.sampled_from(
+    [b"{", b"}", b"[", b'"', b":", b",", b"\\ud800", b"1e999", b"-0", b"nan", b"null", b'"text"', b'"input_ids"',
+     b'"sampling_params"', b"9" * 400, b"[" * 2000, b"\xff", b"\0", b"\xef\xbb\xbf", b'"role"', b'"prefill"', b'"epoch"']
+)  # fmt: skip
+BODY = st.one_of(st.binary(max_size=200), st.lists(PIECE, max_size=12).map(b"".join))
+
+
+@given(head=HEAD, body=BODY, lie=st.integers(-3, 3), noise=st.one_of(st.just(b""), st.binary(max_size=80)))
+@tries(50)
+def test_raw_bytes_at_both_ports(server, registry, head, body, lie, noise):
+    """The stated length may be wrong and the head broken: an answer of ours or an end, and others are served."""
+    sent = noise + head % max(len(body) + lie, 0) + body
+    for url in (server.url, registry.url):
+        where = httpx.URL(url)
+        with socket.create_connection((where.host, where.port), timeout=WAIT_S) as stream:
+            with contextlib.suppress(OSError):
+                stream.sendall(sent)
+                stream.shutdown(socket.SHUT_WR)
+            told = b""
+            with contextlib.suppress(ConnectionResetError):
+                while piece := stream.recv(65536):
+                    told += piece
+        assert b"HTTP/1.1 5" not in told, (sent, told)
+
+
+def test_after_all_that_both_serve_and_nothing_is_left(server, registry):
+    with httpx.Client(trust_env=False, timeout=WAIT_S) as http:
+        body = {"text": "x", "sampling_params": {"max_new_tokens": 2}}
+        assert http.post(f"{server.url}/generate", json=body).json()["text"] == "hello"
+        assert http.get(f"{registry.url}/health").status_code == 200
+    server.engine.wait(lambda: server.desk.live() == 0)
+    assert threading.active_count() < 50
