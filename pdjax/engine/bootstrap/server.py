@@ -37,15 +37,15 @@ OPEN_PATHS = ("/health",)  # asked without a key: liveness probes have none
 OTHER_ROLE = {"prefill": "decode", "decode": "prefill"}
 
 # For /openapi.json; what is taken is decided in ``registry``.
-_TEXT = {"type": "string"}
-_ROLE = {"enum": list(OTHER_ROLE)}
+_TEXT: dict[str, Any] = {"type": "string"}
+_ROLE: dict[str, Any] = {"enum": list(OTHER_ROLE)}
 _EPOCH = {
     "anyOf": [
         {"type": "integer", "minimum": 1, "maximum": UINT64_MAX},
         {"type": "string", "pattern": "^[0-9]{1,20}$"},
     ]
 }
-_RANK = {"type": "integer", "minimum": 0, "maximum": 1 << 20}
+_RANK: dict[str, Any] = {"type": "integer", "minimum": 0, "maximum": 1 << 20}
 _PRINT = {"type": "object", "properties": {"hash": _TEXT, "fields": {"type": "object"}}, "required": ["hash"]}
 _LIFE = {"role": _ROLE, "instance_id": _TEXT, "epoch": _EPOCH, **{f"{axis}_rank": _RANK for axis in AXES}}
 QUERY = (("role", _ROLE), ("fingerprint", _TEXT))
