@@ -75,7 +75,7 @@ mutate: $(STAMP)
 
 # Faults on real processes, compared with the simulator and with what is promised; writes docs/faults.md. An hour or more.
 faults: $(STAMP)
-	@failed=0; for campaign in "files tests/traces" matrix aborts rounds; do \
+	@failed=0; for campaign in "files tests/traces" matrix aborts rounds neighbours; do \
 		$(BIN)/python -m pdjax.campaign $$campaign --write || failed=1; done; exit $$failed
 
 SOAK_S ?= 600

@@ -18,6 +18,7 @@ from pdjax.campaign.aborts import run_aborts
 from pdjax.campaign.files import run_files
 from pdjax.campaign.fleet import to_its_end
 from pdjax.campaign.matrix import all_cells, run_matrix
+from pdjax.campaign.neighbours import run_neighbours
 from pdjax.campaign.rounds import REQUESTS, ROUNDS, run_rounds
 from pdjax.campaign.soak import run_soak
 
@@ -99,6 +100,13 @@ def rounds(
         lambda directory: run_rounds(directory, say, rounds=ROUNDS, requests=requests, seed=seed),
     )
     _finish("rounds", report.of_rounds(found), write, sum(bool(one.wrong) for one in found))
+
+
+@app.command()
+def neighbours(write: Write = False) -> None:
+    """Stop one of two instances of a role under load: the others must not notice."""
+    found = _run("neighbours", write, lambda directory: run_neighbours(directory, say))
+    _finish("neighbours", report.of_neighbours(found), write, sum(bool(one.wrong) for one in found))
 
 
 @app.command()

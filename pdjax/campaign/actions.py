@@ -164,7 +164,7 @@ class Actions(ABC):
         name = value["node"]
         if not self.fleet.seats[name].alive:
             return False
-        await self.fleet.http.post(f"{self.fleet.seats[name].url}/drain")
+        await self.fleet.drain(name)
         if "within" in value:
             self._soon(self._cut_off(name, self.now_ms() + value["within"]))
         return True

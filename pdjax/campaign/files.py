@@ -10,9 +10,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import httpx
+
 from pdjax.campaign.express import cannot, make_models, plan_of
 from pdjax.campaign.fleet import Fleet, FleetPlan
 from pdjax.campaign.reference import Reference
+from pdjax.campaign.remote import RemoteError
 from pdjax.campaign.replay import SLOWER, Logs, Report, fresh_rooms, replay
 from pdjax.serve.children import ChildError
 from pdjax.sim.trace_file import load, parse
@@ -75,7 +78,7 @@ async def _run_group(
                     left.pop(0)
                     campaign.reports.append(report)
                     say(_line(report))
-        except (RuntimeError, ChildError, OSError) as error:
+        except (RuntimeError, ChildError, OSError, httpx.HTTPError, RemoteError) as error:
             report = Report(left.pop(0).name, findings=[f"the fleet failed: {type(error).__name__} {error}"])
             campaign.reports.append(report)
             say(_line(report))

@@ -58,7 +58,10 @@ class FleetPlan:
 
 @dataclass
 class Seat:
-    """One process of the fleet. lives: how many there were; started_s: how long the newest took to serve."""
+    """One process of the fleet. lives: how many there were; started_s: how long the newest took to serve.
+
+    leaving: it was told to end, and does so when it is done.
+    """
 
     name: str
     command: list[str]
@@ -66,6 +69,7 @@ class Seat:
     url: str = ""
     remote: Remote | None = None
     stopped: bool = False
+    leaving: bool = False
     lives: int = 0
     started_s: float = 0.0
     output: list[str] = field(default_factory=list)
@@ -151,7 +155,7 @@ class Fleet:
         if seat.remote is not None:  # of the life before
             await seat.remote.close()
             seat.remote = None
-        seat.child = Child(name, seat.command, self._environ, seat.output.append)
+        seat.child, seat.leaving = Child(name, seat.command, self._environ, seat.output.append), False
         seat.lives += 1
         while not await self._serves(seat):
             seat.child.check()
@@ -225,6 +229,11 @@ class Fleet:
             seat.child.tell(signal.SIGCONT)
         seat.stopped = False
 
+    async def drain(self, name: str) -> None:
+        """POST /drain: from now on it may end at any time."""
+        self.seats[name].leaving = True
+        await self.http.post(f"{self.seats[name].url}/drain")
+
     def terminate(self, name: str) -> None:
         """SIGTERM."""
         seat = self.seats[name]
@@ -258,9 +267,10 @@ class Fleet:
         try:
             state = await self.state(name)
         except httpx.HTTPError:
-            if self.seats[name].alive:
+            seat = self.seats[name]
+            if seat.alive and not seat.leaving:
                 raise
-            return {}  # it has ended meanwhile, as it was told to
+            return {"leaving": 1} if seat.alive else {}  # its server goes first, the process last
         held = dict(state["held"])
         transport = state["transport"]
         if not strict and transport.get("graveyard"):

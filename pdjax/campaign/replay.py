@@ -93,7 +93,10 @@ class Logs:
 async def settle(fleet: Fleet, reference: Reference, trace: Trace) -> None:
     """Before a file: every process lives and is strictly at rest, no prefix is cached, the right tokens are known."""
     for name in [REGISTRY, *fleet.instances]:
-        if not fleet.seats[name].alive:
+        seat = fleet.seats[name]
+        if seat.leaving and seat.child is not None:
+            await asyncio.to_thread(seat.child.join, SETTLE_S)
+        if not seat.alive:
             await fleet.start(name)
     await asyncio.gather(*(fleet.seats[n].remote.do("reset") for n in fleet.instances))  # type: ignore[union-attr]
     _, left = await fleet.until_free(SETTLE_S)

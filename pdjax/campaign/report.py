@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from pdjax.campaign import states
 from pdjax.campaign.aborts import Abort, finds_nothing
 from pdjax.campaign.files import Campaign
 from pdjax.campaign.matrix import FAULTS, Cell
+from pdjax.campaign.neighbours import Neighbours
 from pdjax.campaign.rounds import Round
 from pdjax.campaign.soak import Soak
 
@@ -73,7 +75,7 @@ def of_matrix(cells: Sequence[Cell]) -> list[str]:
     wrong = sum(bool(cell.wrong) for cell in cells)
     lines = [
         f"{len(cells)} cells ({machine()}): {len(cells) - wrong} as promised, {wrong} not. In each cell: the client's outcome and when "
-        "it came, (when the other side knew), and after how long everything was free; seconds after the fault.",
+        "it came (and when each side knew), in seconds after the fault.",
         "",
         f"| | {' | '.join(states.STATES)} |",
         "|---|" + "---|" * len(states.STATES),
@@ -92,7 +94,7 @@ def _cell(cell: Cell | None) -> str:
         return ""
     known = ", ".join(f"{node} {seconds:.1f}" for node, seconds in sorted(cell.known_s.items()))
     mark = " **!**" if cell.wrong else ""
-    return f"{cell.outcome} {cell.client_s:.1f}{f' ({known})' if known else ''}, {cell.free_s:.1f}{mark}"
+    return f"{cell.outcome} {cell.client_s:.1f}{f' ({known})' if known else ''}{mark}"
 
 
 def of_aborts(aborts: Sequence[Abort]) -> list[str]:
@@ -136,6 +138,20 @@ def of_rounds(rounds: Sequence[Round]) -> list[str]:
     lines += [
         f"- round {number}: {'; '.join(one.wrong)}" for number, one in enumerate(rounds, 1) if one.wrong
     ]
+    return lines
+
+
+def of_neighbours(found: Sequence[Neighbours]) -> list[str]:
+    lines = [
+        f"{len(found[0].idle_s)} requests in each column ({machine()}).",
+        "",
+        "| stopped | p50 of the others while it is idle, ms | while it is stopped, ms | ratio |",
+        "|---|---|---|---|",
+    ]
+    for one in found:
+        idle, stopped = (1000 * statistics.median(seconds) for seconds in (one.idle_s, one.stopped_s))
+        lines.append(f"| {one.victim} | {idle:.0f} | {stopped:.0f} | {one.ratio:.2f} |")
+    lines += [f"- {one.victim}: {'; '.join(one.wrong)}" for one in found if one.wrong]
     return lines
 
 

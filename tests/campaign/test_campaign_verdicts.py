@@ -10,7 +10,9 @@ import pytest
 
 from pdjax.campaign import report
 from pdjax.campaign.aborts import ALL, Abort, bound_s, finds_nothing
+from pdjax.campaign.files import Campaign
 from pdjax.campaign.matrix import SETTINGS, Cell, all_cells, first_failures, promise
+from pdjax.campaign.neighbours import Neighbours
 from pdjax.campaign.replay import Report, Seen
 from pdjax.campaign.rounds import Memory, Round, grown
 from pdjax.campaign.soak import Soak, more_than, read_stream, read_whole
@@ -110,7 +112,7 @@ def test_a_part_is_replaced_and_the_others_stay(tmp_path):
 
 
 def test_every_campaign_has_its_place_in_the_page():
-    for name in ("files", "matrix", "aborts", "rounds", "soak"):
+    for name in ("files", "matrix", "aborts", "rounds", "neighbours", "soak"):
         report.check(PAGE, name)
 
 
@@ -128,9 +130,14 @@ def test_what_is_wrong_is_shown():
     assert report.of_soak(soak)[-1] == "As promised." and "2 requests" in report.of_soak(soak)[0]
 
 
-def test_files_that_ran_and_those_that_cannot_are_listed():
-    from pdjax.campaign.files import Campaign
+def test_a_neighbour_that_waits_is_seen():
+    slow = Neighbours("d1", [0.1, 0.1], [0.2, 0.2], ["the others are slow"])
+    assert slow.ratio == pytest.approx(2)
+    text = report.of_neighbours([slow])
+    assert "| d1 | 100 | 200 | 2.00 |" in text and "- d1: the others are slow" in text
 
+
+def test_files_that_ran_and_those_that_cannot_are_listed():
     fine = Report("a-file", outcomes={"a": Seen("ok", "", 200)})
     wrong = Report("b-file", differs=["a: ok in the simulator, failed here"])
     text = "\n".join(report.of_files(Campaign([fine, wrong], {"c-file": ["clock: no"]}, 60.0, 1)))
