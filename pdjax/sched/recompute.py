@@ -53,10 +53,13 @@ class Recomputing(RoomTable):
         self._leave_room(seq)
         # The prompt's own log-probabilities are P's share of the answer (facts/router §3.1).
         seq.req.sampling = replace(seq.req.sampling, prompt_logprobs_from=None)
+        attempt = seq.token
         seq.receiver, seq.first, seq.token = None, None, seq.serial
         seq.req.times.scheduled = seq.req.times.ready = seq.req.times.landed = None
         self.counts["recomputed"] += 1
-        self.manager.note("recompute", seq.req.room, token=str(seq.token), reason=failure.reason)
+        self.manager.note(
+            "recompute", seq.req.room, attempt=str(attempt), token=str(seq.token), reason=failure.reason
+        )
         self._move(seq, self.recompute)
         return True
 

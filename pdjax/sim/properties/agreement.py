@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from pdjax.sim.properties.base import Context, Property, Track
+from pdjax.sim.properties.base import Context, Decision, Property, Track
 
 
 class S2(Property):
@@ -16,12 +16,17 @@ class S2(Property):
         "D decodes a room only after every expected part of this attempt is scattered into this attempt's pages, or"
         " after the room has failed, from pages that it has filled itself"
     )
-    hears = ("start", "landed", "scattered", "first_token", "recompute")
+    hears = ("transition", "first_token", "recompute")
     AFTER: ClassVar[dict[str, str]] = {"start": "", "landed": "start", "scattered": "landed"}
 
     def __init__(self, ctx: Context) -> None:
         super().__init__(ctx)
         self.recomputed: set[tuple[str, str, str]] = set()  # life, token
+        self.failed: set[tuple[str, str, str]] = set()  # life, attempt
+
+    @staticmethod
+    def wants(d: Decision) -> bool:
+        return d.role == "receiver" and (d.event in S2.AFTER or (d.target == "Failed" != d.source))
 
     def on_line(self, line: dict[str, Any], track: Track | None) -> None:
         if track is None or track.role != "receiver":
@@ -29,13 +34,16 @@ class S2(Property):
         event = line["event"]
         if event == "recompute":
             self.recomputed.add((track.node, track.epoch, line["token"]))
-            if track.state != "Failed":
-                self.breach(f"{track}: computed anew, but its hand-off is {track.state}", line)
+            # By its attempt: a scheduler that was stopped hears of the end when the room is forgotten, or used again.
+            if (track.node, track.epoch, line["attempt"]) not in self.failed:
+                self.breach(f"{track}: attempt {line['attempt']} is computed anew and has not failed", line)
         elif event == "first_token" and "token" in line:
             self._by_itself(line, track)
         elif event == "first_token":
             if track.stage != "scattered":
                 self.breach(f"{track}: a token before the commit", line)
+        elif line["to"] == "Failed":
+            self.failed.add((track.node, track.epoch, line["attempt"]))
         elif event != "start" or line["to"] == "Transferring":
             if track.stage != self.AFTER[event]:
                 self.breach(f"{track}: {event} when the last stage was {track.stage or 'none'}", line)

@@ -72,7 +72,8 @@ class Track:
     peer: str = ""  # that this record is bound to
     peer_epoch: str = "0"
     began_ms: float = 0.0
-    bound_ms: float = -1.0  # P: when a D first said hello
+    came_ms: float = 0.0  # P: when the leg came, on a gated P the first hello of a D if that was later
+    came_turn: int = 0  # P: turns that its scheduler had begun then
     ended_ms: float = 0.0
     reserved: int = 0
     released: int = 0

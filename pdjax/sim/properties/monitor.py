@@ -212,6 +212,7 @@ class Monitor:
             return track
         if track is None or (line["from"] == "Absent" and track.state == "Absent"):
             track = life.rooms[room] = Track(life.name, life.epoch, line["role"], room, began_ms=line["t"])
+            self._came(life, track, line["t"])
         track.n_decisions += 1
         track.before, track.state = track.state, line["to"]
         track.attempt = line["attempt"]
@@ -224,7 +225,8 @@ class Monitor:
             elif effect in ("free_budget", "to_limbo"):
                 track.released += 1
             elif effect in ("bind", "bind_peer"):
-                track.bound_ms = track.bound_ms if track.peer else line["t"]
+                if not track.peer and self.ctx.settings(life.name).gated:
+                    self._came(life, track, line["t"])
                 track.peer, track.peer_epoch = line.get("peer", track.peer), line.get("peer_epoch", "0")
             elif effect == "bind_early":
                 record = self._record(life, room)
@@ -232,6 +234,11 @@ class Monitor:
                     track.peer, track.peer_epoch = record.peer, str(record.peer_epoch)
         self.ctx.touched[life.name, life.epoch, room] = track
         return track
+
+    def _came(self, life: LifeTrack, track: Track, now_ms: float) -> None:
+        """From here on the scheduler may ask for the room's budget."""
+        node = self.ctx.node(life.name, life.epoch)
+        track.came_ms, track.came_turn = now_ms, node.host_turns if node is not None else 0
 
     def _record(self, life: LifeTrack, room: int) -> Any | None:
         node = self.ctx.node(life.name, life.epoch)

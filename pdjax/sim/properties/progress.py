@@ -99,7 +99,7 @@ class V5(Property):
 class V9(Property):
     name = "V9"
     sentence = "a stuck request delays others by a bounded time; pages are given first come, first served"
-    bound = "FIFO by ready on D, by leg on P, by D's hello on a gated P"
+    bound = "FIFO by ready on D, by leg on P, by D's hello on a gated P; what comes within one turn of P has no order"
     hears = ("transition",)
 
     @staticmethod
@@ -119,18 +119,13 @@ class V9(Property):
                         f"{track}: its pull starts before that of room {other.room}, ready earlier", line
                     )
         elif "reserve" in line["effects"]:
+            # A gated room that waits for its D has no place in the order.
             gated = self.ctx.settings(track.node).gated
-            came_ms = self._came_ms(track, gated)
             for other in life.rooms.values():
-                if other.state == "Bootstrapping" and self._came_ms(other, gated) < came_ms - STEP_MS:
+                if other.state != "Bootstrapping" or (gated and not other.peer):
+                    continue
+                if other.came_turn < track.came_turn and other.came_ms < track.came_ms - STEP_MS:
                     self.breach(f"{track}: admitted before room {other.room}, which came earlier", line)
-
-    @staticmethod
-    def _came_ms(track: Track, gated: bool) -> float:
-        """When it could first ask for budget; a room that waits for its D has no place in the order."""
-        if not gated:
-            return track.began_ms
-        return max(track.began_ms, track.bound_ms) if track.peer else float("inf")
 
 
 class V11(Property):
