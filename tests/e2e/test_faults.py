@@ -63,9 +63,10 @@ def body(fleet, n_out, **changes):
 
 
 def both(fleet, request):
-    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
         p = pool.submit(fleet.post, "prefill-0", "/generate", request)
-        return p.result(), fleet.post("decode-0", "/generate", request)
+        d = fleet.post("decode-0", "/generate", request)  # beside P's, which may wait for it
+        return p.result(), d
 
 
 def eventually_serves(fleet, within_s=30.0):
