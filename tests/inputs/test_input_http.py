@@ -18,6 +18,7 @@ from pdjax.engine.bootstrap.registry import Registry
 from pdjax.engine.bootstrap.server import HTTPBootstrapServer
 from pdjax.engine.bootstrap.server import build_app as registry_app
 from pdjax.serve.app import build_app
+from pdjax.serve.limits import HttpLimits
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "serve"))
 
@@ -29,7 +30,8 @@ WAIT_S = 30.0
 
 @pytest.fixture(scope="module")
 def server():
-    with contextlib.closing(Served(script=lambda request: text_outputs("hello"))) as served:
+    few = HttpLimits(max_batch=8, max_n=4)  # the scripted engine has a thread for each output
+    with contextlib.closing(Served(few, script=lambda request: text_outputs("hello"))) as served:
         yield served
 
 
