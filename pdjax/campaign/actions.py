@@ -141,6 +141,7 @@ class Actions(ABC):
             await self.fleet.start(name)
             if name != REGISTRY:
                 await self.prepare(seat)
+                await self.fleet.listed(name)  # no time at all in the simulator
         finally:
             self._move_on()
         self.noted("restarted", None, name)

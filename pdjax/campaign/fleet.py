@@ -25,9 +25,14 @@ from pdjax.serve.router import free_ports, router_command, router_environ
 T = TypeVar("T")
 PROGRAM = (sys.executable, "-m", "pdjax.serve.cli")
 START_S = 300.0  # a first start compiles
+LISTED_S = 30.0  # an instance that serves has told the registry so
 POLL_S = 0.02
 REGISTRY, ROUTER = "b0", "x0"
 MAX_PEERS = 16  # of a P: bounds the ports that a restart on the same side channel may take
+
+
+def role_of(name: str) -> str:
+    return "prefill" if name.startswith("p") else "decode"
 
 
 @dataclass(frozen=True)
@@ -40,7 +45,7 @@ class NodePlan:
 
     @property
     def role(self) -> str:
-        return "prefill" if self.name.startswith("p") else "decode"
+        return role_of(self.name)
 
 
 @dataclass(frozen=True)
@@ -200,6 +205,23 @@ class Fleet:
             if time.monotonic() > deadline:
                 raise ChildError(f"{name} found no peer within {START_S:g} s")
             await asyncio.sleep(POLL_S)
+
+    async def listed(self, name: str) -> None:
+        """Until the registry shows the newest life of this instance, if there is a registry to show it."""
+        deadline = time.monotonic() + LISTED_S
+        while self.seats[REGISTRY].alive and not self.seats[REGISTRY].stopped:
+            answer = await self.http.get(f"{self.seats[REGISTRY].url}/list", params={"role": role_of(name)})
+            if (name, self._newest_life(name)) in [
+                (one["instance_id"], str(one["epoch"])) for one in answer.json()["instances"]
+            ]:
+                return
+            if time.monotonic() > deadline:
+                raise ChildError(f"the registry did not list {name} within {LISTED_S:g} s")
+            await asyncio.sleep(POLL_S)
+
+    def _newest_life(self, name: str) -> str:
+        """The epoch of it, after which its event log is named."""
+        return str(max(int(path.stem.rpartition("-")[2]) for path in self.logs.glob(f"{name}-*.ndjson")))
 
     def kill(self, name: str) -> bool:
         """SIGKILL. False: it is dead already."""

@@ -102,11 +102,11 @@ def test_a_stream_is_read_to_its_end():
 def test_a_part_is_replaced_and_the_others_stay(tmp_path):
     page = tmp_path / "faults.md"
     page.write_text(PAGE.read_text())
-    report.put(page, "soak", ["first"])
-    report.put(page, "aborts", ["other"])
-    report.put(page, "soak", ["second"])
+    report.put(page, "soak", ["OLDER FIGURES"])
+    report.put(page, "aborts", ["OTHER PART"])
+    report.put(page, "soak", ["NEWER FIGURES"])
     text = page.read_text()
-    assert "second" in text and "other" in text and "first" not in text
+    assert "NEWER FIGURES" in text and "OTHER PART" in text and "OLDER FIGURES" not in text
     with pytest.raises(ValueError, match="no part nothing"):
         report.check(page, "nothing")
 
