@@ -1,10 +1,11 @@
 """What an operator is shown of rooms: the table's own words, its timers, and counts that add up."""
 
 import pytest
-from manager_world import World, leg
+from manager_world import POOL, World, leg
 
 from pdjax.core import transitions as t
 from pdjax.core.outlook import view
+from pdjax.core.pools import packed_bytes
 from pdjax.core.room import Event
 from pdjax.core.tally import Histogram
 from pdjax.engine.ports import PullDone
@@ -109,7 +110,7 @@ def test_early_entries_and_limbo_are_shown():
     world.run(d, p, seconds=2)
     p.event(1, Event("abort_local", reason="client_abort"))
     (limbo,) = p.remains(10)["limbo"]
-    assert (limbo["room"], limbo["peer"], limbo["bytes"]) == ("1", "d0", 64)
+    assert (limbo["room"], limbo["peer"], limbo["bytes"]) == ("1", "d0", packed_bytes([POOL], 1))
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])

@@ -12,6 +12,7 @@ import itertools
 import json
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from options_matrix import FIRST_TOKEN_ENDS, JSON, differences, matrix, merged
@@ -97,7 +98,8 @@ def answers(
             out[role] = {}
             for name, call in of.items():
                 await call.collect()
-                out[role][name] = plans[role][name].dialect.whole(call.subs)
+                whole = plans[role][name].dialect.whole(call.subs)
+                out[role][name] = msgspec.json.decode(msgspec.json.encode(whole))  # as a client reads it
         return out
 
     return asyncio.run(run())
