@@ -58,8 +58,9 @@ class HostSlots:
         A slot that may still be read is let go: its memory lives as long as the transport reads it, and is never written
         again. Raises ValueError for a slot that is not held.
         """
-        if self.held.pop(slot.number, None) is not slot:
+        if self.held.get(slot.number) is not slot:
             raise ValueError(f"host slots: slot {slot.number} comes back, but nobody holds it")
+        del self.held[slot.number]
         self.held_bytes -= slot.n_bytes
         if quiet and self._fits(slot.n_bytes):
             self._put(slot)

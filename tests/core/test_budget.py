@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pdjax.core.budget import Budget, HostSlots
+from pdjax.core.budget import Budget, HostSlots, Slot
 
 
 def test_a_quiet_slot_is_used_again_and_keeps_its_memory():
@@ -55,9 +55,12 @@ def test_a_hand_off_larger_than_everything_goes_alone_and_is_not_kept():
 def test_a_slot_comes_back_once():
     slots = HostSlots(100)
     slot = slots.take(60)
+    with pytest.raises(ValueError, match="slot 1 comes back, but nobody holds it"):
+        slots.give_back(Slot(slot.number, 60), quiet=True)  # of somebody else: the holder keeps its own
     slots.give_back(slot, quiet=True)
     with pytest.raises(ValueError, match="slot 1 comes back, but nobody holds it"):
         slots.give_back(slot, quiet=True)
+    assert (slots.held_bytes, slots.free_bytes) == (0, 60)
 
 
 def test_the_start_fills_the_pool_with_every_size():

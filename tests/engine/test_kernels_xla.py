@@ -179,6 +179,19 @@ def test_an_array_that_differs_from_its_part_is_refused_before_any_write() -> No
     assert not any(layer.is_deleted() for layer in pool)
 
 
+@pytest.mark.parametrize("n", [1, 3])
+def test_ids_of_another_bucket_are_refused_before_any_write(n: int) -> None:
+    spec = pool_spec()
+    parts = plan_parts([spec], 2)
+    pool, pages = make_pool(spec, 1), list(range(1, n + 1))
+    with pytest.raises(PlanError, match=f"the plan has {n} pages but the packed arrays carry 2"):
+        XlaMover("cpu").gather([pool], gather_ids(pages, NUM_PAGES), parts)
+    arrays = [np.zeros(part.shape, part.dtype) for part in parts]
+    with pytest.raises(PlanError, match=f"the plan has {n} pages but the packed arrays carry 2"):
+        XlaMover("cpu").scatter([pool], arrays, scatter_ids(pages, NUM_PAGES), parts)
+    assert not any(layer.is_deleted() for layer in pool)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
 def test_checksum_sees_every_byte_and_not_the_kind_of_array(dtype: str) -> None:
     value = jnp.arange(60).reshape(3, 4, 5).astype(dtype)

@@ -8,6 +8,7 @@ A kernel that copies runs of pages gets them from ``copy_plan``. Must never impo
 from __future__ import annotations
 
 import numbers
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -48,9 +49,9 @@ def scatter_ids(pages: Sequence[int], num_pages: int) -> Ids:
     """
     ids = _checked(pages, num_pages, "destination")
     if len(set(ids)) != len(ids):
-        twice = sorted({i for i in ids if ids.count(i) > 1})
+        twice = min(page for page, n in Counter(ids).items() if n > 1)
         raise PlanError(
-            f"destination page {twice[0]} is listed more than once: its content would depend on the device"
+            f"destination page {twice} is listed more than once: its content would depend on the device"
         )
     return _padded(ids, RESERVED_PAGE)
 
@@ -83,9 +84,7 @@ def copy_plan(ids: Ids, parts: Sequence[Part], *, keep_reserved: bool) -> CopyPl
     scatter leaves padding out: copies into one page at the same time would be a race. Raises PlanError when the parts
     carry another number of pages than ids has.
     """
-    carried = max((part.page_stop for part in parts), default=0)
-    if carried != len(ids):
-        raise PlanError(f"the plan has {len(ids)} pages but the packed arrays carry {carried}")
+    check_bucket(ids, parts)
     live = np.full(len(ids), True) if keep_reserved else ids != RESERVED_PAGE
     begins = live.copy()
     begins[1:] &= ~live[:-1] | (ids[1:] != ids[:-1] + 1)
@@ -109,6 +108,13 @@ def by_pool(parts: Sequence[Part]) -> Iterator[tuple[int, list[Part]]]:
 def layout_of(parts: Sequence[Part], first: int = 0) -> Layout:
     """The layout of one pool's parts, with layers counted from ``first``."""
     return tuple((p.layer - first, p.layer_stop - first, p.page, p.page_stop) for p in parts)
+
+
+def check_bucket(ids: Ids, parts: Sequence[Part]) -> None:
+    """Raise PlanError unless one pool's parts carry as many pages as ``ids`` has: the rest would be left out in silence."""
+    carried = max((part.page_stop for part in parts), default=0)
+    if carried != len(ids):
+        raise PlanError(f"the plan has {len(ids)} pages but the packed arrays carry {carried}")
 
 
 def check_arrays(parts: Sequence[Part], arrays: Sequence[Any]) -> None:

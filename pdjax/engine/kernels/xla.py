@@ -20,7 +20,7 @@ from jax import lax
 from pdjax.core.pools import Part
 from pdjax.engine.kernels.layout import packed_sharding, placed
 from pdjax.engine.kernels.mover import CompileKey, PoolShape, form_of
-from pdjax.engine.kernels.plan import Ids, Layout, by_pool, check_arrays, layout_of
+from pdjax.engine.kernels.plan import Ids, Layout, by_pool, check_arrays, check_bucket, layout_of
 
 Pools = list[list[jax.Array]]
 
@@ -61,6 +61,7 @@ class XlaMover:
         pools: [pool][layer] → (num_pages, page_size, *tail). ids: int32 [bucket]. The pages may be overwritten as
         soon as this returns: the device keeps the order.
         """
+        _check_ids(ids, parts)
         packed: list[jax.Array] = []
         for group in groups_of(parts):
             first, stop = group[0].layer, group[-1].layer_stop
@@ -72,6 +73,7 @@ class XlaMover:
 
         A packed array in plain memory must not change until the result is computed: JAX may read it in place.
         """
+        _check_ids(ids, parts)
         check_arrays(parts, arrays)
         targets = [packed_sharding(layers[0].sharding) for layers in pools]
         packed = [placed(array, targets[part.pool]) for part, array in zip(parts, arrays, strict=True)]
@@ -99,6 +101,11 @@ class XlaMover:
         write = _WRITES[form_of(self._platform, str(array.dtype))]
         # One after the other: one loop over ten layers took half as long again.
         return [write(layer, array[i], rows) for i, layer in enumerate(layers)]
+
+
+def _check_ids(ids: Ids, parts: Sequence[Part]) -> None:
+    for _, pool in by_pool(parts):
+        check_bucket(ids, pool)
 
 
 def _set(layer: jax.Array, pages: jax.Array, rows: jax.Array) -> jax.Array:
