@@ -2,12 +2,16 @@
 
 import json
 import os
+from contextlib import contextmanager
+from types import SimpleNamespace
 
 import jax
 import numpy as np
 import pytest
 import tpu_hardware
 import tpu_run
+import tpu_serving
+import tpu_suite
 from tpu_bench import spec_of
 from tpu_hardware import Hardware, of_this_process
 from tpu_pages import compare
@@ -58,6 +62,28 @@ def test_a_check_whose_process_dies_has_failed(suite, monkeypatch):
     assert not suite.report.ok and "failed" in suite.report.to_markdown()
 
 
+STRAY = """
+import sys
+print("a library speaks\\n7\\n[1]")
+if "--offer" in sys.argv:
+    print('{"listens": "127.0.0.1:1"}', flush=True)
+    sys.stdin.read()
+print('{"passed": {}}' if "transfer" in sys.argv else '{"pas', end="")
+"""
+
+
+def test_what_a_library_prints_and_half_a_line_are_not_taken_for_the_workers_word(
+    suite, monkeypatch, tmp_path
+):
+    worker = tmp_path / "worker.py"
+    worker.write_text(STRAY)
+    monkeypatch.setattr(tpu_suite, "WORKER", worker)
+    assert suite.run(TRANSFER).status == "passed"
+    outcome = suite.run(CHECKS[0])
+    assert (outcome.status, outcome.detail) == ("failed", "exit code 0: it said nothing")
+    assert suite.report.outcomes[-1] == outcome
+
+
 class Careless:
     """A mover that loses one page of every gather."""
 
@@ -79,9 +105,21 @@ def test_a_wrong_page_is_noticed():
         compare(Careless(), spec, content, [3, 1, 5])
 
 
-def test_wrong_tokens_and_logs_of_the_whole_are_noticed(suite, monkeypatch, tmp_path):
-    import tpu_serving
+def test_a_wrong_token_of_the_whole_is_noticed(suite, monkeypatch):
+    @contextmanager
+    def fleet(*args, **plan):
+        yield SimpleNamespace(addresses={"router": "http://nowhere"})
 
+    monkeypatch.setattr(tpu_serving, "_fleet", fleet)
+    monkeypatch.setattr(tpu_serving, "_generate", lambda url, ids: {"output_ids": [*ids, 7]})
+    monkeypatch.setattr(tpu_serving, "_await_free", lambda fleet: None)
+    with pytest.raises(
+        CheckFailed, match=r"staged: a prompt of 2 tokens gives \[3, 4, 7\], one server gives \[3, 4, 8\]"
+    ):
+        tpu_serving._pair(suite, [[3], [3, 4]], [[3, 7], [3, 4, 8]], staged=True)
+
+
+def test_wrong_logs_of_the_whole_are_noticed(tmp_path):
     with pytest.raises(CheckFailed, match="3 requests made 0 registrations"):
         tpu_serving._check_logs(tmp_path, 3, staged=True)
     (tmp_path / "p.ndjson").write_text('{"n": 1, "t": 0, "node": "p", "epoch": "1", "event": "started"}\n')
@@ -119,6 +157,27 @@ def test_without_a_tpu_it_says_what_it_would_do(tmp_path, monkeypatch, capsys):
     assert found["on_tpu"] is False and found["hardware"] is None
     assert {one["check"]: one["status"] for one in found["outcomes"]} == {c.name: "not run" for c in CHECKS}
     assert not_run("x").ok
+
+
+@pytest.mark.parametrize(
+    ("peer", "name", "said"),
+    [
+        ("", "file", "file: no report can be written there: File exists"),
+        ("10.0.0.2", "report", "PDJAX_TPU_PEER: address '10.0.0.2' must be ip:port"),
+        (
+            "host:7000",
+            "report",
+            "PDJAX_TPU_PEER: 'host' does not appear to be an IPv4 or IPv6 address, with a numeric ip",
+        ),
+    ],
+)
+def test_what_would_spoil_a_run_at_its_end_is_said_before_it(tmp_path, monkeypatch, capsys, peer, name, said):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("PDJAX_TPU_PEER", peer)
+    monkeypatch.setattr(tpu_hardware, "tpu_of_this_machine", lambda: pytest.fail("it began all the same"))
+    assert tpu_run.main(tmp_path / name) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert said in line
 
 
 def test_chips_that_jax_cannot_use_are_no_tpu(monkeypatch):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -10,13 +12,34 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 import tpu_hardware
-from tpu_suite import CHECKS, not_run
+from tpu_suite import CHECKS, PEER_VARIABLE, not_run
 
+from pdjax.core.errors import ConfigError
+from pdjax.engine.jax_transfer.addresses import split
 from pdjax.model.fetch import fetch_smollm2
+
+
+def check_before(folder: Path, peer: str) -> None:
+    """What would spoil a run of hours at its end. Raises ConfigError."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise ConfigError(f"{folder}: no report can be written there: {error.strerror}") from None
+    try:
+        if peer:
+            split(peer)
+    except ValueError as error:
+        raise ConfigError(f"{PEER_VARIABLE}: {error}, with a numeric ip") from None
 
 
 def main(folder: Path) -> int:
     """The exit code. The reports go into folder."""
+    try:
+        check_before(folder, os.environ.get(PEER_VARIABLE, ""))
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return 2
     found, why = tpu_hardware.tpu_of_this_machine()
     if found is None:
         report = not_run(why)

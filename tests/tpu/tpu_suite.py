@@ -12,16 +12,17 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from tpu_hardware import WORKER, Hardware
 from tpu_report import Figure, Outcome, Report
 from tpu_sizes import BY_NAME, Sizes
 
-CHECK_TIMEOUT_S = 1800.0  # of all checks of one process, compiles included
+CHECK_TIMEOUT_S = 1800.0  # of one check in its process, compiles included
 START_TIMEOUT_S = 300.0
 PEER_VARIABLE = "PDJAX_TPU_PEER"
 # libtpu gives a process the chips that it is shown, when it is also told that it is alone (TPU_VISIBLE_CHIPS is not enough).
@@ -153,8 +154,7 @@ class Suite:
         except subprocess.TimeoutExpired:
             raise CheckFailed(f"did not end within {CHECK_TIMEOUT_S:g} s") from None
         passed = False
-        for line in done.stdout.splitlines():
-            [(kind, what)] = json.loads(line).items()
+        for kind, what in told(done.stdout.splitlines()):
             if kind == "figure":
                 self.report.figures.append(Figure(**{**what, "check": as_check}))
             passed |= kind == "passed"
@@ -173,14 +173,25 @@ class Suite:
             alarm = threading.Timer(START_TIMEOUT_S, process.kill)
             alarm.start()
             try:
-                line = process.stdout.readline()
-                if not line:
+                address = next((what for kind, what in told(process.stdout) if kind == "listens"), "")
+                if not address:
                     raise CheckFailed(f"the offering process: {last_line(process.stderr.readlines())}")
                 alarm.cancel()
-                yield json.loads(line)["listens"]
+                yield address
             finally:
                 alarm.cancel()
                 process.kill()
+
+
+def told(lines: Iterable[str]) -> Iterator[tuple[str, Any]]:
+    """(kind, what) of what a worker said. A library may print there, too, and a process may end in the middle of a line."""
+    for line in lines:
+        try:
+            said = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(said, dict):
+            yield from said.items()
 
 
 def last_line(lines: Sequence[str]) -> str:

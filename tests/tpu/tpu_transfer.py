@@ -22,6 +22,7 @@ from pdjax.core.budget import Slot
 from pdjax.core.pools import Part
 from pdjax.core.settings import PDSettings
 from pdjax.engine.base import Packed
+from pdjax.engine.jax_transfer.addresses import split
 from pdjax.engine.jax_transfer.transport import JaxTransferKVEngine
 from pdjax.engine.kernels.checksum import checksum
 from pdjax.engine.kernels.host_staging import HostStage
@@ -46,7 +47,9 @@ class Offers:
     """P's half: makes arrays, on the device or in a slot of host memory, and offers them."""
 
     def __init__(self, host: str) -> None:
-        self._engine = JaxTransferKVEngine(PDSettings(), host=host)
+        settings = PDSettings()
+        self._withdrawn_life_s = settings.withdrawn_life_s
+        self._engine = JaxTransferKVEngine(settings, host=host)
         self._engine.start(lambda event: None)
         self._stage = HostStage(jax.local_devices()[0])
         self._slots: dict[int, Slot] = {}
@@ -58,7 +61,7 @@ class Offers:
         if ask["do"] == "describe":
             return {"hardware": json.loads(describe())}
         if ask["do"] == "withdraw":
-            self._engine.withdraw(PEER_D, ask["uuid"], 60.0)
+            self._engine.withdraw(PEER_D, ask["uuid"], self._withdrawn_life_s)
             return {}
         self._uuid += 1
         packed = self._packed(ask["bytes"], ask["staged"])
@@ -113,8 +116,7 @@ class Asker:
     """D's half: asks P for offers and pulls them."""
 
     def __init__(self, peer: str) -> None:
-        host, port = peer.rsplit(":", 1)
-        self._socket = socket.create_connection((host, int(port)), timeout=PULL_TIMEOUT_S)
+        self._socket = socket.create_connection(split(peer), timeout=PULL_TIMEOUT_S)
         self._lines = self._socket.makefile("rwb")
         self._events: queue.SimpleQueue[TransportEvent] = queue.SimpleQueue()
         self._engine = JaxTransferKVEngine(PDSettings(), host=self._socket.getsockname()[0])
