@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from pdjax.core.errors import ConfigError
 from pdjax.core.pools import PoolTransferSpec, page_bucket, plan_parts
 from pdjax.engine.kernels.checksum import checksum, chosen
 from pdjax.engine.kernels.plan import PlanError, gather_ids, scatter_ids
@@ -176,6 +177,17 @@ def test_an_array_that_differs_from_its_part_is_refused_before_any_write() -> No
     for wrong in (np.zeros((3, 3, 4, 8), np.float32), np.zeros(parts[0].shape, np.float16)):
         with pytest.raises(PlanError, match=r"is stated as float32\[3, 2, 4, 8\] but its array is"):
             XlaMover("cpu").scatter([pool], [wrong], scatter_ids([1, 2], NUM_PAGES), parts)
+    assert not any(layer.is_deleted() for layer in pool)
+
+
+def test_on_a_tpu_a_pool_that_would_be_copied_is_refused_whatever_its_type() -> None:
+    spec, mover = pool_spec(dtype="float16"), XlaMover("tpu")  # of a type that has no kernel
+    parts, pool = plan_parts([spec], 2), make_pool(spec, 1)
+    with pytest.raises(ConfigError, match="would be copied by every program on a TPU"):
+        mover.gather([pool], gather_ids([1, 2], NUM_PAGES), parts)
+    arrays = [np.zeros(part.shape, part.dtype) for part in parts]
+    with pytest.raises(ConfigError, match="would be copied by every program on a TPU"):
+        mover.scatter([pool], arrays, scatter_ids([1, 2], NUM_PAGES), parts)
     assert not any(layer.is_deleted() for layer in pool)
 
 

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from pdjax.core.pools import Part
-from pdjax.engine.kernels.layout import packed_sharding, placed
+from pdjax.engine.kernels.layout import check_pool, packed_sharding, placed
 from pdjax.engine.kernels.mover import CompileKey, PoolShape, form_of
 from pdjax.engine.kernels.plan import Ids, Layout, by_pool, check_arrays, check_bucket, layout_of
 
@@ -59,9 +59,10 @@ class XlaMover:
         """Packed arrays, one a part, each (layers, pages, page_size, *tail) of the pool's dtype. Does not block.
 
         pools: [pool][layer] → (num_pages, page_size, *tail). ids: int32 [bucket]. The pages may be overwritten as
-        soon as this returns: the device keeps the order.
+        soon as this returns: the device keeps the order. Raises PlanError for ids of another bucket than the parts', and
+        on a TPU ConfigError for a pool that would be copied.
         """
-        _check_ids(ids, parts)
+        self._check(pools, ids, parts)
         packed: list[jax.Array] = []
         for group in groups_of(parts):
             first, stop = group[0].layer, group[-1].layer_stop
@@ -71,9 +72,10 @@ class XlaMover:
     def scatter(self, pools: Pools, arrays: Sequence[Any], ids: Ids, parts: Sequence[Part]) -> Pools:
         """The pools with the packed arrays written into pages ``ids``. The pools given are consumed. Does not block.
 
+        Raises as gather, and PlanError for an array that is not as its part says, before anything is written.
         A packed array in plain memory must not change until the result is computed: JAX may read it in place.
         """
-        _check_ids(ids, parts)
+        self._check(pools, ids, parts)
         check_arrays(parts, arrays)
         targets = [packed_sharding(layers[0].sharding) for layers in pools]
         packed = [placed(array, targets[part.pool]) for part, array in zip(parts, arrays, strict=True)]
@@ -85,6 +87,12 @@ class XlaMover:
             layers, rows = written[part.pool][place], ids[part.page : part.page_stop]
             written[part.pool][place] = self._scatter(layers, array, rows)
         return written
+
+    def _check(self, pools: Pools, ids: Ids, parts: Sequence[Part]) -> None:
+        for pool, group in by_pool(parts):
+            check_bucket(ids, group)
+            if self._platform == "tpu":
+                check_pool(pools[pool][0])  # one speaks for all, as for the kernels
 
     def _trace_gather(self, layers: list[jax.Array], ids: jax.Array, layout: Layout) -> list[jax.Array]:
         # Runs once a compile: this body is traced, not called.
@@ -101,11 +109,6 @@ class XlaMover:
         write = _WRITES[form_of(self._platform, str(array.dtype))]
         # One after the other: one loop over ten layers took half as long again.
         return [write(layer, array[i], rows) for i, layer in enumerate(layers)]
-
-
-def _check_ids(ids: Ids, parts: Sequence[Part]) -> None:
-    for _, pool in by_pool(parts):
-        check_bucket(ids, pool)
 
 
 def _set(layer: jax.Array, pages: jax.Array, rows: jax.Array) -> jax.Array:
