@@ -66,6 +66,7 @@ STRAY = """
 import sys
 print("a library speaks\\n7\\n[1]")
 if "--offer" in sys.argv:
+    sys.stderr.write("more than a pipe holds\\n" * 10_000)
     print('{"listens": "127.0.0.1:1"}', flush=True)
     sys.stdin.read()
 print('{"passed": {}}' if "transfer" in sys.argv else '{"pas', end="")
@@ -78,6 +79,7 @@ def test_what_a_library_prints_and_half_a_line_are_not_taken_for_the_workers_wor
     worker = tmp_path / "worker.py"
     worker.write_text(STRAY)
     monkeypatch.setattr(tpu_suite, "WORKER", worker)
+    monkeypatch.setattr(tpu_suite, "START_TIMEOUT_S", 20.0)
     assert suite.run(TRANSFER).status == "passed"
     outcome = suite.run(CHECKS[0])
     assert (outcome.status, outcome.detail) == ("failed", "exit code 0: it said nothing")

@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -165,17 +166,23 @@ class Suite:
     def offering(self, environ: Mapping[str, str]) -> Iterator[str]:
         """A process that offers KV on this host; its address."""
         command = [sys.executable, str(WORKER), "--offer", "127.0.0.1:0"]
-        with subprocess.Popen(
-            command, env=dict(environ), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        ) as process:
-            assert process.stdout is not None and process.stderr is not None
+        # Into a file: of a pipe that nobody reads, a talkative process would wait for ever.
+        with (
+            tempfile.TemporaryFile("w+") as said,
+            subprocess.Popen(
+                command, env=dict(environ), stdout=subprocess.PIPE, stderr=said, text=True
+            ) as process,
+        ):
+            assert process.stdout is not None
             # One that never gets its device must not hold the suite up.
             alarm = threading.Timer(START_TIMEOUT_S, process.kill)
             alarm.start()
             try:
                 address = next((what for kind, what in told(process.stdout) if kind == "listens"), "")
                 if not address:
-                    raise CheckFailed(f"the offering process: {last_line(process.stderr.readlines())}")
+                    process.wait()
+                    said.seek(0)
+                    raise CheckFailed(f"the offering process: {last_line(said.readlines())}")
                 alarm.cancel()
                 yield address
             finally:
