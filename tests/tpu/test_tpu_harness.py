@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 from contextlib import contextmanager
 from types import SimpleNamespace
 
@@ -180,6 +181,22 @@ def test_what_would_spoil_a_run_at_its_end_is_said_before_it(tmp_path, monkeypat
     assert tpu_run.main(tmp_path / name) == 2
     [line] = capsys.readouterr().err.splitlines()
     assert said in line
+
+
+def test_a_suite_that_is_terminated_ends_its_children_as_at_ctrl_c(tmp_path, monkeypatch):
+    def terminated(args):
+        assert signal.getsignal(signal.SIGTERM) is not before, "it would end at once"
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(tpu_hardware, "tpu_of_this_machine", lambda: (V5E, ""))
+    monkeypatch.setattr(tpu_run, "fetch_smollm2", lambda progress: None)
+    monkeypatch.setattr(tpu_run.pytest, "main", terminated)
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            tpu_run.main(tmp_path)
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_chips_that_jax_cannot_use_are_no_tpu(monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -49,6 +50,8 @@ def main(folder: Path) -> int:
         return 0
     print(f"{found.chips} × {found.kind}: {len(CHECKS)} checks, the model of the last one first")
     fetch_smollm2(progress=print)
+    # As Ctrl-C: a suite that just ended would leave its children, and they the chips, to nobody.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     tests = Path(__file__).parent / "test_tpu_hardware.py"
     return int(pytest.main(["-m", "tpu", "-v", f"--basetemp={folder / 'runs'}", str(tests)]))
 
