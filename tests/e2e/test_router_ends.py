@@ -111,10 +111,10 @@ def test_3_2_client_leaves_before_headers(shims, router, streamed):
     with fleet.paused("prefill-0", "decode-0"):
         content = body(stream=streamed)
         with pytest.raises(httpx.TimeoutException):
-            httpx.post(f"{fleet.url(router)}/generate", json=content, timeout=1.0, trust_env=False)
+            httpx.post(f"{fleet.url(router)}/generate", json=content, timeout=3.0, trust_env=False)
         told = router == "rust-shim" or streamed
         seen = until(lambda: d.seen[0].left and p.seen[0].left, within_s=20 if told else 1.5)
-    assert seen is told
+    assert seen is told, [(s.left, s.done, s.status, s.sent[:80]) for s in (*p.seen, *d.seen)]
     fleet.await_free(within_s=30)
 
 

@@ -75,5 +75,5 @@ def test_a_violation_is_explained_with_its_row_its_room_and_the_owners():
     with mistake("budget freed without quiet"):
         trace = failing_seed("quiet", "S1")
         text = explain(run_trace(trace))
-    assert "S1: a page or a packed byte" in text and "row " in text and "until then:" in text
+    assert "S1: a page, a packed byte" in text and "row " in text and "until then:" in text
     assert explain(run_trace(draw(0))).startswith("Nothing to explain")

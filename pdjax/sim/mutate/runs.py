@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,8 +39,27 @@ class Stuck(Exception):
     """A turn of a driver or a step of a scheduler never ends."""
 
 
-def _stuck(signum: int, frame: Any) -> None:
-    raise Stuck
+@contextmanager
+def _processor_time(limit_s: float) -> Iterator[None]:
+    """Raises Stuck in the middle of what this thread does once it has used so much: of other threads' time nothing counts."""
+    until, over = time.thread_time() + limit_s, False
+
+    def look(signum: int, frame: Any) -> None:
+        if over:  # the signal was on its way when the run ended
+            return
+        left_s = until - time.thread_time()
+        if left_s <= 0:
+            raise Stuck
+        signal.setitimer(signal.ITIMER_PROF, left_s)
+
+    before = signal.signal(signal.SIGPROF, look)
+    signal.setitimer(signal.ITIMER_PROF, limit_s)
+    try:
+        yield
+    finally:
+        over = True
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
 
 
 def broken(trace: dict[str, Any]) -> list[str]:
@@ -49,18 +69,14 @@ def broken(trace: dict[str, Any]) -> list[str]:
     """
     with attribute(replay, "MAX_EVENTS", MAX_EVENTS):
         run = replay.Run(parse(trace), conformance=False)
-        before = signal.signal(signal.SIGPROF, _stuck)
-        signal.setitimer(signal.ITIMER_PROF, STUCK_S)
         try:
-            run.go()
-            return run.finish().broken
+            with _processor_time(STUCK_S):
+                run.go()
+                return run.finish().broken
         except Stuck:
             return [*_seen(run), "V5"]
         except Exception:  # a mutant may break the program in any way
             return [*_seen(run), "V1" if run.world.net.n_events > MAX_EVENTS else "S11"]
-        finally:
-            signal.setitimer(signal.ITIMER_PROF, 0)
-            signal.signal(signal.SIGPROF, before)
 
 
 def _seen(run: replay.Run) -> list[str]:
