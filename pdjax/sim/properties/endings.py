@@ -137,17 +137,26 @@ class V2(Property):
 
         A device step may hold these turns up.
         """
+
+        def works() -> str:
+            node = self.ctx.node(track.node, track.epoch)
+            idle = node is None or self._used_again(track) or not still_works(node, track.room)
+            return "" if idle else "its scheduler still works for it"
+
+        self._in_two_turns(track, works)
+
+    def _in_two_turns(self, track: Track, wrong: Callable[[], str]) -> None:
+        """Looks once the scheduler has had two turns, or will have none by itself."""
         node = self.ctx.node(track.node, track.epoch)
         turns = node.host_turns if node is not None else 0
 
         def check() -> str:
             node = self.ctx.node(track.node, track.epoch)
-            if node is None or self._used_again(track) or not still_works(node, track.room):
-                return ""
-            if node.host_turns < turns + 2 and node.will_look:
+            text = wrong()
+            if text and node is not None and node.host_turns < turns + 2 and node.will_look:
                 self._later(track, STEP_MS, check)
                 return ""
-            return "its scheduler still works for it"
+            return text
 
         self._later(track, 2 * STEP_MS, check)
 
@@ -172,8 +181,9 @@ class V2(Property):
 
     def _pages(self, track: Track) -> None:
         life, attempt = self.ctx.lives[track.node, track.epoch], track.attempt
-        self._later(
-            track, 2 * STEP_MS, lambda: "its pages are taken after its end" if life.pages.get(attempt) else ""
+        # D's scheduler has long steps, too, when it computes a request anew.
+        self._in_two_turns(
+            track, lambda: "its pages are taken after its end" if life.pages.get(attempt) else ""
         )
 
     def _pull(self, track: Track) -> None:
