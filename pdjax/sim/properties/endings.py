@@ -254,7 +254,7 @@ class V7(Property):
         super().__init__(ctx)
         self.answers = Answers(ctx)
         self.shown_ms: dict[tuple[str, str, str], float] = {}  # D, its attempt, a P: when D first knew of it
-        self.untold: set[tuple[str, str, int, str]] = set()  # P, D, room, attempt
+        self.untold: dict[tuple[str, str, int, str], float] = {}  # P, D, room, attempt: since when
 
     @staticmethod
     def wants(d: Decision) -> bool:
@@ -269,7 +269,7 @@ class V7(Property):
         if "role" not in line:
             self.answers.on_line(line, track)
             if line["event"] == "sent":
-                self.untold.discard((line["node"], line["peer"], int(line["room"]), line["attempt"]))
+                self.untold.pop((line["node"], line["peer"], int(line["room"]), line["attempt"]), None)
             return
         if track is not None and line["event"] == "candidates":
             self._note_candidates(line, track)
@@ -324,10 +324,11 @@ class V7(Property):
     def _must_tell(self, track: Track) -> None:
         """Within two turns: the decision may be the scheduler's, the driver sends."""
         key = (track.node, track.peer, track.room, track.attempt)
-        self.untold.add(key)
+        since = self.untold.setdefault(key, self.ctx.now)
 
         def check() -> None:
-            if key in self.untold and self.ctx.node(track.node, track.epoch):
+            # Of this telling: another may be open by now, and is looked at in its own time.
+            if self.untold.get(key) == since and self.ctx.node(track.node, track.epoch):
                 if self.ctx.stopped(track.node):
                     self.ctx.at(self.ctx.now + STEP_MS, check)
                 else:
