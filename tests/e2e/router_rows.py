@@ -1,6 +1,8 @@
 """What the tests of docs/routers.md share: requests through a router, frames of a stream, what shims saw."""
 
 import concurrent.futures
+import contextlib
+import http.client
 import json
 from dataclasses import dataclass
 
@@ -62,17 +64,27 @@ def at_once(*calls):
         return [one.result() for one in [pool.submit(call) for call in calls]]
 
 
-def await_bound(fleet, answer):
-    """Until D's half of the one request under way has met its P: what ends P's half now ends D's at once.
+def bound(fleet):
+    """Whether D's half of the one request under way has met its P: what ends P's half now ends D's at once.
 
     Before that, with several P listed, D goes on asking the others until its bootstrap timer.
     """
+    rooms = fleet.http.get(f"{fleet.url('decode-0')}/debug/rooms").json()["rooms"]
+    return any(room["peer"] for room in rooms) or fleet.state("decode-0")["in_flight"]
 
-    def bound():
-        rooms = fleet.http.get(f"{fleet.url('decode-0')}/debug/rooms").json()["rooms"]
-        return any(room["peer"] for room in rooms) or fleet.state("decode-0")["in_flight"]
 
-    assert until(lambda: bound() or answer.done()), "D has met no P"
+def await_bound(fleet, answer):
+    """Until the halves of the one request under way have met, or it is answered."""
+    assert until(lambda: bound(fleet) or answer.done()), "D has met no P"
+
+
+def left_when(fleet, where, content, condition, path="/generate"):
+    """Sends the request and closes the connection when the condition holds; nothing of the answer is read."""
+    url = httpx.URL(fleet.url(where))
+    connection = http.client.HTTPConnection(url.host, url.port)
+    with contextlib.closing(connection):
+        connection.request("POST", path, json.dumps(content), {"content-type": "application/json"})
+        assert until(condition), f"{where} passed nothing on"
 
 
 def left_after_first_frame(fleet, where, content, path="/generate"):

@@ -3,10 +3,9 @@
 import concurrent.futures
 import json
 
-import httpx
 import pytest
-from router_rows import at_once, await_bound, body, left_after_first_frame, ok, stream
-from shims import until
+from router_rows import at_once, await_bound, body, bound, left_after_first_frame, left_when, ok, stream
+from shims import Hangs, until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
@@ -103,18 +102,45 @@ def test_0_7_duplicate_room(shims, router):
         assert len(ok(first.result())["output_ids"]) == 6
 
 
-@pytest.mark.parametrize("streamed", [False, True])
-@pytest.mark.parametrize("router", SHIMMED)
-def test_3_2_client_leaves_before_headers(shims, router, streamed):
-    """rust: both see it. mini: both see it of a stream, nobody of the rest; that runs to its end and frees all."""
+@pytest.mark.parametrize("real", ["p", "d", "both"])
+@pytest.mark.parametrize(
+    ("router", "streamed"), [("rust-shim", False), ("rust-shim", True), ("mini-shim", True)]
+)
+def test_3_2_client_leaves_before_headers(shims, router, streamed, real):
+    """The router tells P and D. One that hears of it first tells the other, which may so end its answer first.
+
+    So each is real alone, too, beside a worker that takes its request and tells nobody anything.
+    """
+    fleet, p, d = shims
+    silent = {"p": [d], "d": [p], "both": []}[real]
+    for shim in silent:
+        shim.plan.append(Hangs())
+    names = [name for name, shim in (("prefill-0", p), ("decode-0", d)) if shim not in silent]
+
+    def under_way():
+        if not (p.seen and d.seen):
+            return False
+        return bound(fleet) if real == "both" else fleet.state(names[0])["http"]["live"]
+
+    with fleet.paused(*names):
+        left_when(fleet, router, body(stream=streamed), under_way)
+        ended = until(lambda: all(seen.left or seen.done for seen in (*p.seen, *d.seen)))
+        assert until(lambda: not any(fleet.state(n)["http"]["live"] for n in names)), "a half has not stopped"
+    told = [(seen.left, seen.done, seen.status, seen.sent) for seen in (*p.seen, *d.seen)]
+    assert ended and len(told) == 2, told
+    assert any(seen.left for seen in (*p.seen, *d.seen)), told
+    for seen in (*p.seen, *d.seen):
+        assert seen.left or (real == "both" and b'"type":"abort"' in seen.sent), told
+    fleet.await_free(within_s=30)
+
+
+def test_3_2_mini_tells_nobody_that_a_client_left_before_headers(shims):
+    """Without a stream: the request runs to its end on both sides and frees all."""
     fleet, p, d = shims
     with fleet.paused("prefill-0", "decode-0"):
-        content = body(stream=streamed)
-        with pytest.raises(httpx.TimeoutException):
-            httpx.post(f"{fleet.url(router)}/generate", json=content, timeout=3.0, trust_env=False)
-        told = router == "rust-shim" or streamed
-        seen = until(lambda: d.seen[0].left and p.seen[0].left, within_s=20 if told else 1.5)
-    assert seen is told, [(s.left, s.done, s.status, s.sent[:80]) for s in (*p.seen, *d.seen)]
+        left_when(fleet, "mini-shim", body(), lambda: p.seen and d.seen and bound(fleet))
+        assert not until(lambda: p.seen[0].left or d.seen[0].left, within_s=1.5)
+    assert until(lambda: p.seen[0].done and d.seen[0].done)
     fleet.await_free(within_s=30)
 
 
