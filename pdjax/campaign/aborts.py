@@ -73,8 +73,10 @@ async def abort_each(
 
 
 def finds_nothing(state: str, way: str) -> bool:
-    """P's leg ends when its KV is ready (protocol §7): from then on an abort at P alone has nothing to end."""
-    return WAYS[way][1] == ("prefill",) and states.QUEUE_OF[state][0] == "d0"
+    """P's leg ends when its KV is ready, its hand-off when D has it (protocol §7): an abort at P alone may be late."""
+    if WAYS[way][1] != ("prefill",) or states.QUEUE_OF[state][0] != "d0":
+        return False
+    return WAYS[way][0] == "disconnect" or state == "decoding"
 
 
 def bound_s(state: str) -> float:

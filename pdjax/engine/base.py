@@ -158,6 +158,10 @@ class BaseKVManager(ABC):
     def create_receiver(self, room: int, bootstrap_addr: str) -> BaseKVReceiver:
         """D: the receiver of a claimed room."""
 
+    @abstractmethod
+    def live_rooms(self, rid: str | None) -> dict[int, KVPoll]:
+        """Rooms of requests with exactly this rid, or all, that have not ended here. From any thread."""
+
     def note(self, event: str, room: int | None = None, **fields: Any) -> None:
         """A line of the event log from the scheduler thread. Without a log: nothing."""
         return None

@@ -19,6 +19,7 @@ from pdjax.core import transitions as t
 from pdjax.core import wire
 from pdjax.core.budget import Budget, HostSlots
 from pdjax.core.errors import PDError
+from pdjax.core.kvpoll import KVPoll
 from pdjax.core.pools import KVArgs
 from pdjax.core.reasons import explain
 from pdjax.core.receiver import ReceiverRoom, ReceiverSide
@@ -97,6 +98,7 @@ class LockedRooms(BaseKVManager):
         self._armed: dict[fx.TimerKey, float] = {}  # the soonest entry of each key
         self._sweep_at = LEAST_TIMERS  # so many timers are looked through for those that nobody needs
         self._legs: dict[int, Leg] = {}
+        self._live_by_rid: dict[str, set[int]] = {}
         self._unopened: dict[int, list[KVEvent]] = {}  # claimed, and not yet taken over by the scheduler
         fingerprint = args.fingerprint.hash
         self.host_slots = HostSlots(budget_bytes) if settings.host_staging and role == "prefill" else None
@@ -166,6 +168,11 @@ class LockedRooms(BaseKVManager):
             raise PDError("the room has ended and is forgotten", reason="request_timeout", room=room)
         self._events += self._unopened.pop(room, [])
 
+    def live_rooms(self, rid: str | None) -> dict[int, KVPoll]:
+        with self._lock:
+            of_rid = self._live_by_rid.values() if rid is None else [self._live_by_rid.get(rid, set())]
+            return {room: self.rooms[room].poll for rooms in of_rid for room in rooms}
+
     def take_events(self) -> list[KVEvent]:
         with self._lock:
             events = list(self._events)
@@ -199,7 +206,9 @@ class LockedRooms(BaseKVManager):
         else:
             effects, line = self.receiver.handle(room, ev, now, leg)
         record = rooms.get(room)
-        self._n_live += (record is not None and record.state in t.LIVE) - was_live
+        is_live = record is not None and record.state in t.LIVE
+        if is_live != was_live:
+            self._count_live(room, is_live)
         if record is None:
             self._legs.pop(room, None)
             self._unopened.pop(room, None)
@@ -211,6 +220,19 @@ class LockedRooms(BaseKVManager):
         if effects:
             self._keep(effects)
         return effects
+
+    def _count_live(self, room: int, is_live: bool) -> None:
+        """A room begins or ceases to live. A rid may have several: samples, and a router's retries (facts/router §0.6)."""
+        rid = self._legs[room].rid
+        if is_live:
+            self._n_live += 1
+            self._live_by_rid.setdefault(rid, set()).add(room)
+            return
+        self._n_live -= 1
+        rooms = self._live_by_rid[rid]
+        rooms.discard(room)
+        if not rooms:
+            del self._live_by_rid[rid]
 
     def _keep(self, effects: Sequence[fx.Effect | DropPeer]) -> None:
         for e in effects:

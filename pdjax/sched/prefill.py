@@ -146,6 +146,15 @@ class SchedulerDisaggregationPrefillMixin(RoomTable):
         if seq.sender is not None:
             seq.sender.abort(reason)
 
+    def _abort_hand_offs(self, rid: str | None, reason: str) -> int:
+        """P's answer is out when its KV is offered: whoever aborts it then still means the whole request."""
+        live = self.manager.live_rooms(rid)
+        # Not what is claimed and not yet taken in: a router's retry has the rid of what is aborted (facts/router §0.6).
+        rooms = sorted(r for r, poll in live.items() if poll == KVPoll.Transferring and r not in self._rooms)
+        for room in rooms:
+            self.manager.create_sender(room).abort(reason)
+        return len(rooms)
+
     def _abort_claim(self, req: Request, room: int, reason: str) -> None:
         self.manager.create_sender(room).abort(reason)
 

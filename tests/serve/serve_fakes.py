@@ -93,6 +93,7 @@ class FakeEngine:
         self.tokenizer = ByteTokenizer()
         self.requests, self.aborted, self.flush_waits = [], [], []
         self.pauses, self.refused_rooms = [], []
+        self.hand_offs = {}  # rid -> rooms that live though their answer is out
         self.refuse = None
         self.changed = threading.Condition()
         self._gates = {}
@@ -109,12 +110,24 @@ class FakeEngine:
             self.requests.append(request)
             self.changed.notify_all()
 
-    def abort(self, rid, all=False):
+    def abort(self, rid):
+        self._abort(rid, lambda request: request.rid == rid)
+        return self.hand_offs.get(rid, 0)
+
+    def abort_all(self):
+        self._abort("all", lambda request: True)
+        return sum(self.hand_offs.values())
+
+    def abort_request(self, request):
+        self._abort(request.rid, lambda other: other is request)
+
+    def _abort(self, said, meant):
         with self.changed:
-            self.aborted.append("all" if all else rid)
+            self.aborted.append(said)
             self.changed.notify_all()
-        for name in list(self._gates) if all else [rid]:
-            self._inbox.put((name, None))
+        for name, (request, _) in list(self._gates.items()):
+            if meant(request):
+                self._inbox.put((name, None))
 
     def release(self):
         """Let every request that waits at a gate go on."""
@@ -133,11 +146,11 @@ class FakeEngine:
                 if gated:
                     gated[0].sink(Output(finish=Finish("abort", message="aborted")))
                 continue
-            self._gates.pop(request.rid, None)
+            self._gates.pop(id(request), None)
             for output in outputs:
                 if output is Ellipsis:
                     with self.changed:
-                        self._gates[request.rid] = (request, outputs)
+                        self._gates[id(request)] = (request, outputs)
                         self.changed.notify_all()
                     break
                 request.sink(output)

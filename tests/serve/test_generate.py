@@ -145,11 +145,21 @@ def test_the_same_rid_again_at_once_is_accepted_and_both_are_aborted_by_it(serve
         server.http.stream("POST", "/generate", json=body | PD | {"bootstrap_room": 6}) as second,
     ):
         server.engine.wait(lambda: server.engine.gated() == 2)
-        assert len({r.rid for r in server.engine.requests}) == 2
+        assert [r.rid for r in server.engine.requests] == ["same", "same"]
         assert server.post("/abort_request", {"rid": "same"}).json() == {"aborted": 2}
         for answer in (first, second):
             answer.read()
             assert frames(answer)[-1]["meta_info"]["finish_reason"]["type"] == "abort"
+
+
+def test_an_abort_at_p_after_its_answer_is_of_the_hand_off(serve):
+    server = serve("prefill")
+    assert server.post("/generate", {"text": "x", "rid": "a"} | PD).status_code == 200
+    server.engine.hand_offs = {"a": 1, "b": 2}
+    assert server.post("/abort_request", {"rid": "a"}).json() == {"aborted": 1}
+    assert server.engine.aborted == ["a"]
+    assert server.post("/abort_request", {"abort_all": True}).json() == {"aborted": 3}
+    assert server.desk.counters["aborts"] == 4
 
 
 @pytest.mark.parametrize("body", [{}, {"rid": 5}, {"rid": None}, {"abort_all": "x"}])
