@@ -80,6 +80,11 @@ class PDSettings:
     max_peers: int = setting(
         256, "disaggregation-max-peers", "peers remembered at once, least recently heard go first"
     )
+    max_channel_connections: int = setting(
+        1024,
+        "disaggregation-max-connections",
+        "P: side-channel connections held at once; one beyond is cut",
+    )
     max_rooms: int = setting(
         4096, "disaggregation-max-rooms", "live rooms per process; a leg beyond gets 503"
     )

@@ -195,12 +195,14 @@ def _proxies(args: ServeArgs, environ: Mapping[str, str]) -> Iterable[Finding]:
 def limits(args: ServeArgs) -> Checks:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     peers = args.settings.max_peers if args.disaggregation_mode != "null" else 0
-    need = args.max_queue + args.max_running_requests + FDS_OF_A_PEER * peers + FDS_OF_THE_REST
+    strangers = args.settings.max_channel_connections if args.disaggregation_mode == "prefill" else 0
+    need = args.max_queue + args.max_running_requests + FDS_OF_A_PEER * peers + strangers + FDS_OF_THE_REST
     found = f"{soft} of at most {hard}"
     if soft == resource.RLIM_INFINITY or soft >= need:
         yield ok("file descriptors", found)
     else:
         advice = (
-            f"ulimit -n {need}: one for each waiting client and {FDS_OF_A_PEER} for each of {peers} peers"
+            f"ulimit -n {need}: one for each waiting client, {FDS_OF_A_PEER} for each of {peers} peers"
+            f" and {strangers} for who else may connect to the side channel"
         )
         yield warn("file descriptors", found, advice)

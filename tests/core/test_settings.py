@@ -23,6 +23,7 @@ def test_the_defaults_are_sound():
         ({"heartbeat_interval_s": 7.5}, "heartbeat-ttl"),
         ({"hello_interval_s": -1.0}, "disaggregation-hello-interval"),
         ({"max_peers": 0}, "disaggregation-max-peers"),
+        ({"max_channel_connections": 0}, "disaggregation-max-connections"),
         ({"unpulled_budget_bytes": -1}, "disaggregation-unpulled-budget"),
         ({"tombstone_s": -1.0}, "tombstone"),
         ({"lease_s": float("nan")}, "disaggregation-lease"),

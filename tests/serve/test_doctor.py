@@ -1,7 +1,9 @@
 """pdjax doctor: each thing that keeps a pair from working is a row that says what to do, and nothing else fails."""
 
 import contextlib
+import dataclasses
 import json
+import re
 import resource
 import socket
 
@@ -163,6 +165,9 @@ def test_few_file_descriptors_are_told(monkeypatch):
     monkeypatch.setattr(resource, "getrlimit", lambda what: (1024, 4096))
     (found,) = doctor_local.limits(args)
     assert found.status == "warn" and "ulimit -n" in found.advice
+    (of_p,) = doctor_local.limits(dataclasses.replace(args, disaggregation_mode="prefill"))
+    needs = [int(re.search(r"ulimit -n (\d+)", told.advice)[1]) for told in (found, of_p)]
+    assert needs[1] == needs[0] + PDSettings().max_channel_connections
     monkeypatch.setattr(resource, "getrlimit", lambda what: (65536, 65536))
     assert next(iter(doctor_local.limits(args))).status == "ok"
 

@@ -29,6 +29,7 @@ SETTINGS, HTTP = PDSettings(), HttpLimits()
         f"`--max-queue` {ServeArgs.max_queue}",
         f"`--disaggregation-max-rooms` {SETTINGS.max_rooms}",
         f"| instances | {registry.MAX_ENTRIES} |",
+        f"`--disaggregation-max-connections` {SETTINGS.max_channel_connections}",
         f"`--disaggregation-max-frame` {SETTINGS.max_frame_bytes}",
         f"| messages of a frame | {wire.MAX_FRAME_MESSAGES} |",
         f"| time for a ZMQ handshake | {channel.HANDSHAKE_MS // 1000} s |",

@@ -22,6 +22,7 @@ from zmq.utils.monitor import recv_monitor_message
 from pdjax.core.errors import ConfigError
 from pdjax.core.settings import PDSettings
 from pdjax.engine.jax_transfer import addresses
+from pdjax.engine.jax_transfer.connection_limit import ConnectionLimit
 from pdjax.engine.ports import ChannelEvent, FrameIn, Refused, SideChannel
 
 QUEUE_FRAMES = 256  # ZMQ high-water mark, each way, each peer: bounds what a peer that does not read can cost
@@ -51,7 +52,10 @@ _MONITORED = (
 
 @dataclass
 class ChannelCounters:
-    """Frames, but for refused, recycled and peers. Every dropped frame is in exactly one ``dropped_`` field."""
+    """Frames, but for the last four. Every dropped frame is in exactly one ``dropped_`` field.
+
+    refused: connects that P's machine refused. connections_refused: that this P cut (``ConnectionLimit``).
+    """
 
     sent: int = 0
     received: int = 0
@@ -62,6 +66,7 @@ class ChannelCounters:
     dropped_peer_limit: int = 0
     refused: int = 0
     recycled: int = 0
+    connections_refused: int = 0
     peers: int = 0
 
     def as_dict(self) -> dict[str, int]:
@@ -92,6 +97,8 @@ class ZmqSideChannel(SideChannel):
     ) -> None:
         self.counters = ChannelCounters()
         self._context = context
+        self._limit: ConnectionLimit | None = None
+        self._max_connections = settings.max_channel_connections
         self._max_frame_bytes = settings.max_frame_bytes
         self._max_peers = settings.max_peers
         self._clock = clock
@@ -173,13 +180,21 @@ class ZmqSideChannel(SideChannel):
         router.setsockopt(zmq.ROUTER_MANDATORY, 1)
         # The same life of a D that connects again takes its name back from a connection that died unseen.
         router.setsockopt(zmq.ROUTER_HANDOVER, 1)
+        limit = self._limit = ConnectionLimit(
+            self._context, router, self._max_connections, self._count_refused
+        )
         try:
             router.bind(f"tcp://{addresses.join(where.bind, port)}")
         except zmq.ZMQError as e:
             raise ConfigError(f"side channel cannot bind {addresses.join(where.bind, port)}: {e}") from None
         endpoint = router.getsockopt_string(zmq.LAST_ENDPOINT)
-        self._address = addresses.join(where.advertise, int(endpoint.rpartition(":")[2]))
+        bound = int(endpoint.rpartition(":")[2])
+        self._address = addresses.join(where.advertise, bound)
+        limit.watch(bound)
         self._poller.register(router, zmq.POLLIN)
+
+    def _count_refused(self) -> None:
+        self.counters.connections_refused += 1  # nobody else writes this one
 
     def _connect(self, address: str) -> _Dealer:
         ip, port = addresses.split(address)
@@ -393,6 +408,8 @@ class ZmqSideChannel(SideChannel):
             os.close(self._wake_read)
         for address in list(self._dealers):
             self.forget(address)
+        if self._limit is not None:
+            self._limit.stop()
         if self._router is not None:
             self._router.close(0)
             self._router = None
