@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Protocol, TypeVar
 
 import typer
 
 from pdjax.campaign import report
-from pdjax.campaign.aborts import run_aborts
+from pdjax.campaign.aborts import ALL, name_of, run_aborts
 from pdjax.campaign.files import run_files
 from pdjax.campaign.fleet import to_its_end
 from pdjax.campaign.matrix import all_cells, run_matrix
@@ -50,6 +50,34 @@ def _finish(name: str, lines: Sequence[str], write: bool, n_wrong: int) -> None:
     raise typer.Exit(1 if n_wrong else 0)
 
 
+class Judged(Protocol):
+    """One result of a campaign. wrong: [] is as promised."""
+
+    wrong: list[str]
+
+
+J = TypeVar("J", bound=Judged)
+
+
+def _judged(
+    name: str,
+    write: bool,
+    campaign: Callable[[Path], Coroutine[Any, Any, list[J]]],
+    lines: Callable[[list[J]], list[str]],
+) -> None:
+    """A campaign of many results, to its end."""
+    found = _run(name, write, campaign)
+    _finish(name, lines(found), write, sum(bool(one.wrong) for one in found))
+
+
+def _chosen(cells: Mapping[str, T], beginnings: Sequence[str] | None) -> list[T]:
+    """The cells whose names begin so; all without a beginning."""
+    chosen = [cell for name, cell in cells.items() if not beginnings or name.startswith(tuple(beginnings))]
+    if not chosen:
+        raise typer.BadParameter(f"there is no such cell: {', '.join(beginnings or ())}")
+    return chosen
+
+
 @app.command()
 def files(
     paths: Annotated[list[Path], typer.Argument(help="scenario files, or directories of them")],
@@ -73,18 +101,20 @@ def matrix(
     write: Write = False,
 ) -> None:
     """Kill, stop and restart each process in each state of a request."""
-    chosen = [cell for cell in all_cells() if not cells or any("-".join(cell).startswith(c) for c in cells)]
-    if not chosen:
-        raise typer.BadParameter(f"there is no such cell: {', '.join(cells or ())}")
-    found = _run("matrix", write, lambda directory: run_matrix(chosen, directory, say))
-    _finish("matrix", report.of_matrix(found), write, sum(bool(cell.wrong) for cell in found))
+    chosen = _chosen({"-".join(cell): cell for cell in all_cells()}, cells)
+    _judged("matrix", write, lambda directory: run_matrix(chosen, directory, say), report.of_matrix)
 
 
 @app.command()
-def aborts(write: Write = False) -> None:
+def aborts(
+    cells: Annotated[
+        list[str] | None, typer.Argument(help="such as budget or 'queued, abort at D'; all without one")
+    ] = None,
+    write: Write = False,
+) -> None:
     """Abort a request in each queue and state, on either side."""
-    found = _run("aborts", write, lambda directory: run_aborts(directory, say))
-    _finish("aborts", report.of_aborts(found), write, sum(bool(one.wrong) for one in found))
+    chosen = _chosen({name_of(*cell): cell for cell in ALL}, cells)
+    _judged("aborts", write, lambda directory: run_aborts(chosen, directory, say), report.of_aborts)
 
 
 @app.command()
@@ -94,19 +124,18 @@ def rounds(
     write: Write = False,
 ) -> None:
     """Many requests, some of them hurt: the others are right, and the processes do not grow."""
-    found = _run(
+    _judged(
         "rounds",
         write,
         lambda directory: run_rounds(directory, say, rounds=ROUNDS, requests=requests, seed=seed),
+        report.of_rounds,
     )
-    _finish("rounds", report.of_rounds(found), write, sum(bool(one.wrong) for one in found))
 
 
 @app.command()
 def neighbours(write: Write = False) -> None:
     """Stop one of two instances of a role under load: the others must not notice."""
-    found = _run("neighbours", write, lambda directory: run_neighbours(directory, say))
-    _finish("neighbours", report.of_neighbours(found), write, sum(bool(one.wrong) for one in found))
+    _judged("neighbours", write, lambda directory: run_neighbours(directory, say), report.of_neighbours)
 
 
 @app.command()

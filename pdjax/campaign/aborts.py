@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from pdjax.campaign import states
-from pdjax.campaign.client import HttpRouter
+from pdjax.campaign.client import HttpRouter, Record
 from pdjax.campaign.fleet import POLL_S, Fleet
 from pdjax.campaign.matrix import SLACK_S, plan
 from pdjax.campaign.reference import Reference
@@ -33,9 +32,13 @@ STEP_S = {
     "prefilling": 16 * states.PREFILL_PER_TOKEN_S,  # one chunk
     "decoding": states.DECODE_STEP_S,
 }
-FIRST_ROOM = 300  # prompts go by number, and the matrix has the first ones
-END_S = 30.0  # of a request that goes on
+FIRST_ROOM = 300  # prompts go by their room, and the matrix has the first ones
+GATES = ("gated", "eager")
+RID, OTHER = "a", "other"
+END_S = states.REACH_S + 60.0  # of one cell, whose request may go on
 ROUND_TRIP_S = 0.3  # HTTP, side channel, and the look of this harness, on a loaded machine
+
+Held = Mapping[str, Mapping[str, int]]  # node → what → how much
 
 
 @dataclass
@@ -49,27 +52,54 @@ class Abort:
     wrong: list[str] = field(default_factory=list)
 
 
-ALL = [(state, way) for state in states.QUEUE_OF for way in WAYS]
+def can_be(state: str, way: str) -> bool:
+    """A connection that the router has not opened cannot close."""
+    kind, sides = WAYS[way]
+    return kind == "abort" or states.LATE_LEG.get(state) not in sides
 
 
-async def run_aborts(directory: Path, say: Callable[[str], None]) -> list[Abort]:
-    async with Reference() as reference, Fleet(plan(), directory / "aborts") as fleet:
-        return await abort_each(ALL, fleet, reference, say)
+ALL = [(state, way) for state in states.QUEUE_OF for way in WAYS if can_be(state, way)]
+
+
+async def run_aborts(
+    cells: Sequence[tuple[str, str]], directory: Path, say: Callable[[str], None]
+) -> list[Abort]:
+    """cells: (state, way). P's gate is a queue of its own, so that it takes a fleet of its own."""
+    gates = {gate: [cell for cell in cells if (cell[0] == "gated") == (gate == "gated")] for gate in GATES}
+    found: list[Abort] = []
+    async with Reference() as reference:
+        for gate, here in gates.items():
+            if here:
+                async with Fleet(plan(gate), directory / gate) as fleet:
+                    found += await abort_each(here, fleet, reference, say)
+    return found
 
 
 async def abort_each(
     cells: Sequence[tuple[str, str]], fleet: Fleet, reference: Reference, say: Callable[[str], None]
 ) -> list[Abort]:
-    """cells: (state, way), on a fleet of ``matrix.plan``."""
+    """cells: (state, way), on a fleet of ``matrix.plan`` whose P is gated if they are."""
     found: list[Abort] = []
     logs = Logs(fleet)
     for number, (state, way) in enumerate(cells):
         abort = Abort(state, way)
-        await _one(fleet, reference, logs, FIRST_ROOM + number, abort)
+        router = HttpRouter(fleet, RouterSpec(), 1.0, lambda event, room: None)
+        before = logs.more()
+        try:
+            await _Cell(abort, fleet, reference, router).run(FIRST_ROOM + 2 * number)
+        finally:
+            await router.close()
+        abort.wrong += router.errors
+        logs.more()
+        abort.wrong += logs.breaches(before)
         found.append(abort)
         verdict = "; ".join(abort.wrong) or "as promised"
-        say(f"{state}, {way}: {abort.outcome}, free after {abort.free_s:.2f} s: {verdict}")
+        say(f"{name_of(state, way)}: {abort.outcome}, free after {abort.free_s:.2f} s: {verdict}")
     return found
+
+
+def name_of(state: str, way: str) -> str:
+    return f"{state}, {way}"
 
 
 def finds_nothing(state: str, way: str) -> bool:
@@ -79,66 +109,109 @@ def finds_nothing(state: str, way: str) -> bool:
     return WAYS[way][0] == "disconnect" or state == "decoding"
 
 
+def goes_on(state: str, way: str) -> bool:
+    """The abort reaches nobody that has the request: its leg is over there, or has not come yet."""
+    return finds_nothing(state, way) or WAYS[way][1] == (states.LATE_LEG.get(state),)
+
+
 def bound_s(state: str) -> float:
     """One round trip and one step; in a pull, also what is left of it."""
     pull_s = states.PULL_LATE_MS / 1000 if state == "pulling" else 0.0
     return ROUND_TRIP_S + STEP_S.get(state, 0.0) + pull_s
 
 
-async def _one(fleet: Fleet, reference: Reference, logs: Logs, number: int, abort: Abort) -> None:
-    before = logs.more()
-    router = HttpRouter(fleet, RouterSpec(), 1.0, lambda event, room: None)
-    prompt = states.prompt(number)
-    sampling: dict[str, Any] = {"temperature": 0, "max_new_tokens": states.OUTPUT_TOKENS, "ignore_eos": True}
-    right = await reference.tokens(prompt, sampling)
-    await states.hold(fleet, abort.state)
-    try:
-        value = {"rid": "a", "room": number, "prefill": "p0", "decode": "d0"}
-        router.request(value, prompt, sampling, right)
-        record = router.records["a"]
+@dataclass
+class _Cell:
+    """One abort: what is wrong with it goes into ``abort.wrong``."""
+
+    abort: Abort
+    fleet: Fleet
+    reference: Reference
+    router: HttpRouter
+
+    async def run(self, room: int) -> None:
+        """room: this one and the next are free."""
+        await states.hold(self.fleet, self.abort.state)
+        if late := states.LATE_LEG.get(self.abort.state):
+            self.router.hold_back(late)
+        try:
+            async with asyncio.timeout(END_S):
+                if self.abort.state == "budget":
+                    await self._use_up_budget(room + 1)
+                await self._abort_one(room)
+                await self._let_go()
+                await self._ends()
+        except TimeoutError:
+            self.abort.wrong.append(f"no end within {END_S:g} s")
+        finally:
+            await self._let_go()
+        _, left = await self.fleet.until_free(bound_s("pulling") + SLACK_S)
+        if left:
+            self.abort.wrong.append(f"never free: {left}")
+
+    async def _let_go(self) -> None:
+        self.router.let_through()
+        await states.let_go(self.fleet)
+
+    async def _post(self, rid: str, room: int) -> Record:
+        prompt = states.prompt(room)
+        return await self.router.post(self.reference, rid, room, ("p0", "d0"), prompt, states.OUTPUT_TOKENS)
+
+    async def _use_up_budget(self, room: int) -> None:
+        """Another request's KV lies at P and is not pulled; one prompt is more than half of the budget."""
+        other = await self._post(OTHER, room)
+        if not await states.reached(self.fleet, "registered", other.ended.is_set):
+            self.abort.wrong.append("the request before it never was registered")
+        while (await self.fleet.held("p0")).get("requests"):  # its leg at P is over
+            await asyncio.sleep(POLL_S)
+
+    async def _abort_one(self, room: int) -> None:
+        abort, fleet = self.abort, self.fleet
+        before = await fleet.held_by_all()
+        record = await self._post(RID, room)
         if not await states.reached(fleet, abort.state, record.ended.is_set):
             abort.wrong.append(f"the request never was {abort.state}")
         kind, sides = WAYS[abort.way]
         began_s = time.monotonic()
         if kind == "abort":
-            await router.abort("a", sides)
+            await self.router.abort(RID, sides)
         else:
-            router.disconnect("a", sides)
-        want = "aborted"
-        if finds_nothing(abort.state, abort.way):
-            want = "ok"
-            await states.let_go(fleet)
-        else:
-            abort.free_s, left = await _until_free(fleet, began_s, bound_s(abort.state) + SLACK_S)
+            self.router.disconnect(RID, sides)
+        if not goes_on(abort.state, abort.way):
+            abort.free_s, left = await _until_free(fleet, before, began_s, bound_s(abort.state) + SLACK_S)
             if left:
                 abort.wrong.append(f"not free {bound_s(abort.state):.2f} s after the abort: {left}")
-        await asyncio.wait_for(record.ended.wait(), END_S)
-        abort.outcome = record.outcome
-        if record.outcome != want:
-            abort.wrong.append(f"the client sees {record.outcome} ({record.reason or record.status})")
-    except TimeoutError:
-        abort.wrong.append("the client never heard of it")
-    finally:
-        await router.close()
-        await states.let_go(fleet)
-    abort.wrong += router.errors
-    _, left = await fleet.until_free(bound_s("pulling") + SLACK_S)
-    if left:
-        abort.wrong.append(f"never free: {left}")
-    logs.more()
-    abort.wrong += logs.breaches(before)
+
+    async def _ends(self) -> None:
+        """The aborted request as its client sees it, and that the other one, if there is one, has not noticed."""
+        for rid, record in self.router.records.items():
+            await record.ended.wait()
+            want = "ok" if rid == OTHER or goes_on(self.abort.state, self.abort.way) else "aborted"
+            if record.outcome != want:
+                seen = f"{record.outcome} ({record.reason or record.status})"
+                self.abort.wrong.append(f"the client sees {seen}{' of the other request' * (rid == OTHER)}")
+        self.abort.outcome = self.router.records[RID].outcome
 
 
-async def _until_free(fleet: Fleet, began_s: float, within_s: float) -> tuple[float, dict[str, Any]]:
-    """Requests, rooms, bytes and pulls; pages are held by the harness itself, and looked at once it has let go."""
+async def _until_free(fleet: Fleet, before: Held, began_s: float, within_s: float) -> tuple[float, Held]:
+    """(seconds since began_s, what is held beyond ``before``: {} when it is all free).
+
+    Requests, rooms, bytes and pulls; pages are held by the harness itself, and looked at once it has let go.
+    """
     while True:
-        held = await fleet.held_by_all()
-        left = {
-            name: rest
-            for name, what in held.items()
-            if (rest := {k: v for k, v in what.items() if k != "pages"})
-        }
+        left = beyond(await fleet.held_by_all(), before)
         took_s = time.monotonic() - began_s
         if not left or took_s > within_s:
             return took_s, left
         await asyncio.sleep(POLL_S)
+
+
+def beyond(held: Held, before: Held) -> Held:
+    """What is held now and was not before, without pages."""
+    more = {
+        name: {
+            k: v for k, n in what.items() if k != "pages" and (v := n - before.get(name, {}).get(k, 0)) > 0
+        }
+        for name, what in held.items()
+    }
+    return {name: rest for name, rest in more.items() if rest}

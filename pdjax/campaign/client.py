@@ -17,6 +17,7 @@ import httpx
 import msgspec
 
 from pdjax.campaign.fleet import Fleet
+from pdjax.campaign.reference import Reference
 from pdjax.core.wire import MAX_ROOM
 from pdjax.sim.router import SIDES
 from pdjax.sim.trace_types import Router as RouterSpec
@@ -79,6 +80,7 @@ class HttpRouter:
         self.errors: list[str] = []
         self._rng = random.Random()  # rooms of retries: no file names them, and no process may have seen them
         self._tasks: set[asyncio.Task[None]] = set()
+        self._held_back: dict[str, asyncio.Event] = {}
         self._http = httpx.AsyncClient(
             trust_env=False, timeout=UNBOUNDED,
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
@@ -105,6 +107,14 @@ class HttpRouter:
         if not task.cancelled() and task.exception() is not None:
             self.errors.append(f"a leg failed in the client: {task.exception()!r}")
 
+    def hold_back(self, side: str) -> None:
+        """Legs to this side are late: they are posted once ``let_through`` is called."""
+        self._held_back[side] = asyncio.Event()
+
+    def let_through(self) -> None:
+        for held in self._held_back.values():
+            held.set()
+
     # ------------------------------------------------------------ one attempt
 
     def request(
@@ -113,6 +123,16 @@ class HttpRouter:
         record = Record(value["rid"], value, prompt, sampling, right, time.monotonic())
         self.records[record.rid] = record
         self._attempt(record, value["room"], value.get("legs", {}))
+
+    async def post(
+        self, reference: Reference, rid: str, room: int, pair: tuple[str, str], prompt: list[int], n_out: int
+    ) -> Record:
+        """A request of n_out greedy tokens through this (P, D), whose right tokens the reference says."""
+        sampling: dict[str, Any] = {"temperature": 0, "max_new_tokens": n_out, "ignore_eos": True}
+        right = await reference.tokens(prompt, sampling)
+        value = {"rid": rid, "room": room, "prefill": pair[0], "decode": pair[1]}
+        self.request(value, prompt, sampling, right)
+        return self.records[rid]
 
     def _attempt(self, record: Record, room: int, options: Mapping[str, Any]) -> None:
         record.rooms.append(room)
@@ -130,6 +150,8 @@ class HttpRouter:
         delay_s = leg.options.get("delay", 0) * self.slower / 1000
         if delay_s:
             await asyncio.sleep(delay_s)
+        if leg.side in self._held_back:
+            await self._held_back[leg.side].wait()
         seat, n = self.fleet.seats[leg.node], record.value.get("n", 1)
         if "status" in leg.options and seat.remote is not None:
             rooms = [(room + i) & MAX_ROOM for i in range(n)]

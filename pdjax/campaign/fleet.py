@@ -152,6 +152,12 @@ class Fleet:
     def instances(self) -> list[str]:
         return [node.name for node in self.plan.nodes]
 
+    def remote(self, name: str) -> Remote:
+        """The fault socket of an instance that has been started."""
+        remote = self.seats[name].remote
+        assert remote is not None
+        return remote
+
     # ------------------------------------------------------------ lives
 
     async def start(self, name: str) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +39,9 @@ SIZES = {
 }  # fmt: skip
 
 
-def plan() -> FleetPlan:
-    nodes = tuple(NodePlan(name, options({**flags_of(SETTINGS), **SIZES})) for name in ("p0", "d0"))
+def plan(gate: str = SETTINGS.prefill_gate) -> FleetPlan:
+    flags = {**flags_of(replace(SETTINGS, prefill_gate=gate)), **SIZES}
+    nodes = tuple(NodePlan(name, options(flags)) for name in ("p0", "d0"))
     ttl = ("--disaggregation-bootstrap-heartbeat-ttl", f"{SETTINGS.heartbeat_ttl_s:g}")
     return FleetPlan("tiny", nodes, ttl, router="mini")
 

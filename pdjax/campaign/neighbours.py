@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from pdjax.campaign import states
-from pdjax.campaign.client import HttpRouter
+from pdjax.campaign.client import HttpRouter, Record
 from pdjax.campaign.fleet import Fleet, FleetPlan
 from pdjax.campaign.matrix import SETTINGS, SLACK_S
 from pdjax.campaign.reference import Reference
@@ -85,9 +85,9 @@ class Crowd:
         slow: dict[str, Any] = {"do": "slow", "by": 300.0, "times": None}
         for p in {p for p, _ in own}:
             match = {"to": victim} if victim[0] == "d" else {"from": victim}
-            remote = self.fleet.seats[p].remote
-            assert remote is not None
-            await remote.do("rules", messages=[], transfers=[[0, {**slow, "match": match}]], ms_s=0.001)
+            await self.fleet.remote(p).do(
+                "rules", messages=[], transfers=[[0, {**slow, "match": match}]], ms_s=0.001
+            )
         router = self._router()
         records = [await self._post(router, own[i % len(own)]) for i in range(IN_FLIGHT)]
         await asyncio.sleep(0.2)  # they are under way: posted, prefilled, some of them asked for
@@ -109,14 +109,10 @@ class Crowd:
     def _router(self) -> HttpRouter:
         return HttpRouter(self.fleet, RouterSpec(), 1.0, lambda event, room: None)
 
-    async def _post(self, router: HttpRouter, pair: tuple[str, str]) -> Any:
+    async def _post(self, router: HttpRouter, pair: tuple[str, str]) -> Record:
         number = next(self._serials)
         prompt = states.prompt(number % 16)[:48]
-        sampling: dict[str, Any] = {"temperature": 0, "max_new_tokens": N_OUT, "ignore_eos": True}
-        right = await self.reference.tokens(prompt, sampling)
-        value = {"rid": f"n{number}", "room": number, "prefill": pair[0], "decode": pair[1]}
-        router.request(value, prompt, sampling, right)
-        return router.records[f"n{number}"]
+        return await router.post(self.reference, f"n{number}", number, pair, prompt, N_OUT)
 
     async def _load(
         self, pairs: list[tuple[str, str]], requests: int, found: Neighbours, took_s: list[float]

@@ -8,11 +8,11 @@ from __future__ import annotations
 import os
 import re
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from pdjax.campaign import states
-from pdjax.campaign.aborts import Abort, finds_nothing
+from pdjax.campaign.aborts import Abort, goes_on, name_of
 from pdjax.campaign.files import Campaign
 from pdjax.campaign.matrix import FAULTS, Cell
 from pdjax.campaign.neighbours import Neighbours
@@ -55,15 +55,24 @@ def of_files(campaign: Campaign) -> list[str]:
         f"{len(reports)} files on {campaign.fleets} fleets in {campaign.seconds / 60:.0f} min ({machine()}): "
         f"{alike} as in the simulator, {len(reports) - alike} not. {len(campaign.left_out)} cannot be run.",
         "",
-        "| file | compared with the simulator | s |",
-        "|---|---|---|",
+        *_head("file", "compared with the simulator", "s"),
     ]
     for r in sorted(reports, key=lambda report: report.name.lower()):
         said = "; ".join([*r.differs, *r.findings, *r.notes]) or "the same"
         lines.append(f"| {r.name} | {_short(said)} | {r.seconds:.1f} |")
-    lines += ["", "| cannot be run | why |", "|---|---|"]
+    lines += ["", *_head("cannot be run", "why")]
     lines += [f"| {name} | {'; '.join(why)} |" for name, why in sorted(campaign.left_out.items())]
     return lines
+
+
+def _head(*columns: str) -> list[str]:
+    """The first two lines of a table."""
+    return [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+
+
+def _wrong(found: Iterable[tuple[str, list[str]]]) -> list[str]:
+    """Below a table: what is wrong with each of its results that has something."""
+    return [f"- {name}: {'; '.join(wrong)}" for name, wrong in found if wrong]
 
 
 def _short(text: str, most: int = 200) -> str:
@@ -77,16 +86,14 @@ def of_matrix(cells: Sequence[Cell]) -> list[str]:
         f"{len(cells)} cells ({machine()}): {len(cells) - wrong} as promised, {wrong} not. In each cell: the client's outcome and when "
         "it came (and when each side knew), in seconds after the fault.",
         "",
-        f"| | {' | '.join(states.STATES)} |",
-        "|---|" + "---|" * len(states.STATES),
+        *_head("", *states.STATES),
     ]
     found = {(cell.target, cell.fault, cell.state): cell for cell in cells}
     for target in dict.fromkeys(cell.target for cell in cells):
         for fault in FAULTS:
             row = [found.get((target, fault, state)) for state in states.STATES]
             lines.append(f"| {target} {fault} | {' | '.join(_cell(cell) for cell in row)} |")
-    lines += [f"- {cell.name}: {'; '.join(cell.wrong)}" for cell in cells if cell.wrong]
-    return lines
+    return lines + _wrong((cell.name, cell.wrong) for cell in cells)
 
 
 def _cell(cell: Cell | None) -> str:
@@ -103,21 +110,19 @@ def of_aborts(aborts: Sequence[Abort]) -> list[str]:
     lines = [
         f"Seconds from the abort until both sides were free ({machine()}).",
         "",
-        f"| | {' | '.join(ways)} |",
-        "|---|" + "---|" * len(ways),
+        *_head("", *ways),
     ]
     for state in dict.fromkeys(abort.state for abort in aborts):
         row = [found.get((state, way)) for way in ways]
         shown = [_abort(one) for one in row]
         lines.append(f"| {state} | {' | '.join(shown)} |")
-    lines += [f"- {one.state}, {one.way}: {'; '.join(one.wrong)}" for one in aborts if one.wrong]
-    return lines
+    return lines + _wrong((name_of(one.state, one.way), one.wrong) for one in aborts)
 
 
 def _abort(one: Abort | None) -> str:
     if one is None:
         return ""
-    said = "goes on" if finds_nothing(one.state, one.way) else f"{one.free_s:.2f}"
+    said = "goes on" if goes_on(one.state, one.way) else f"{one.free_s:.2f}"
     return said + (" **!**" if one.wrong else "")
 
 
@@ -125,8 +130,7 @@ def of_rounds(rounds: Sequence[Round]) -> list[str]:
     lines = [
         f"({machine()})",
         "",
-        "| round | not hurt | hurt | P MiB | D MiB | live arrays P, D |",
-        "|---|---|---|---|---|---|",
+        *_head("round", "not hurt", "hurt", "P MiB", "D MiB", "live arrays P, D"),
     ]
     for number, one in enumerate(rounds, 1):
         fine = ", ".join(f"{n} {seen}" for seen, n in one.outcomes.most_common())
@@ -135,24 +139,19 @@ def of_rounds(rounds: Sequence[Round]) -> list[str]:
         lines.append(
             f"| {number} | {fine} | {hurt} | {p.rss_bytes >> 20} | {d.rss_bytes >> 20} | {p.arrays}, {d.arrays} |"
         )
-    lines += [
-        f"- round {number}: {'; '.join(one.wrong)}" for number, one in enumerate(rounds, 1) if one.wrong
-    ]
-    return lines
+    return lines + _wrong((f"round {number}", one.wrong) for number, one in enumerate(rounds, 1))
 
 
 def of_neighbours(found: Sequence[Neighbours]) -> list[str]:
     lines = [
         f"{len(found[0].idle_s)} requests in each column ({machine()}).",
         "",
-        "| stopped | p50 of the others while it is idle, ms | while it is stopped, ms | ratio |",
-        "|---|---|---|---|",
+        *_head("stopped", "p50 of the others while it is idle, ms", "while it is stopped, ms", "ratio"),
     ]
     for one in found:
         idle, stopped = (1000 * statistics.median(seconds) for seconds in (one.idle_s, one.stopped_s))
         lines.append(f"| {one.victim} | {idle:.0f} | {stopped:.0f} | {one.ratio:.2f} |")
-    lines += [f"- {one.victim}: {'; '.join(one.wrong)}" for one in found if one.wrong]
-    return lines
+    return lines + _wrong((one.victim, one.wrong) for one in found)
 
 
 def of_soak(soak: Soak) -> list[str]:

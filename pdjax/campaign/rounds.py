@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from pdjax.campaign.client import HttpRouter
 from pdjax.campaign.express import flags_of
@@ -63,8 +62,8 @@ def plan() -> FleetPlan:
 
 async def memory_of(fleet: Fleet, name: str) -> Memory:
     seat = fleet.seats[name]
-    assert seat.remote is not None and seat.child is not None
-    said = await seat.remote.do("memory")
+    assert seat.child is not None
+    said = await fleet.remote(name).do("memory")
     proc = Path(f"/proc/{seat.child.process.pid}")
     rss_pages = int((proc / "statm").read_text().split()[1])
     state = await fleet.state(name)
@@ -130,9 +129,7 @@ class Rounds:
             await router.close()
         one.wrong += router.errors
         for name in fleet.instances:
-            remote = fleet.seats[name].remote
-            assert remote is not None
-            await remote.do("reset")
+            await fleet.remote(name).do("reset")
         bound_s = max(SETTINGS.lease_s, SETTINGS.limbo_timeout_s) + SETTINGS.answer_bound_s + SLACK_S
         _, left = await fleet.until_free(bound_s)
         if left:
@@ -150,31 +147,25 @@ class Rounds:
             room, rid = self._room, f"r{self._room}"
             prompt, n_out = self.rng.choice(self._prompts), self.rng.randint(1, 24)
             kind = self.rng.choice(KINDS) if self.rng.random() < HURT else ""
-            sampling: dict[str, Any] = {"temperature": 0, "max_new_tokens": n_out, "ignore_eos": True}
-            right = await self.reference.tokens(prompt, sampling)
             if kind:
                 one.hurt[kind] += 1
                 await self._arm(kind, room)
-            value = {"rid": rid, "room": room, "prefill": "p0", "decode": "d0"}
-            router.request(value, prompt, sampling, right)
-            record = router.records.pop(rid)
+            record = await router.post(self.reference, rid, room, ("p0", "d0"), prompt, n_out)
             if kind in ("abort", "disconnect"):
-                router.records[rid] = record
                 await asyncio.sleep(self.rng.random() * 0.1)
                 if kind == "abort":
                     await router.abort(rid, (self.rng.choice(("prefill", "decode")),))
                 else:
                     router.disconnect(rid, ("prefill", "decode"))
-                del router.records[rid]
             await record.ended.wait()
+            del router.records[rid]
             self._count(one, kind, f"{record.outcome} ({record.reason or record.status})", record.outcome)
             if record.wrong:
                 one.wrong.append(f"{rid}: {record.wrong}")
 
     async def _arm(self, kind: str, room: int) -> None:
         """Hurt the hand-off of this room and no other."""
-        p, d = (self.fleet.seats[name].remote for name in ("p0", "d0"))
-        assert p is not None and d is not None
+        p, d = self.fleet.remote("p0"), self.fleet.remote("d0")
         if kind in ("fail", "corrupt", "truncate"):
             rule = [room, {"match": {"room": room}, "do": kind}]
             await p.do("rules", messages=[], transfers=[rule], ms_s=0.001)

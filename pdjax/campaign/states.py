@@ -1,6 +1,7 @@
 """One request brought into a state of the hand-off and kept there, so that a fault meets it in exactly that state.
 
-What keeps it there is what keeps requests there in production: no free page, a long prompt, a slow network, a long answer.
+What keeps it there is what keeps requests there in production: no free page, KV of others that nobody pulls, a leg that is late,
+a long prompt, a slow network, a long answer.
 Must never leave a hold behind: ``let_go`` ends them all.
 """
 
@@ -13,7 +14,6 @@ from typing import Any
 
 from pdjax.campaign.fleet import POLL_S, Fleet
 from pdjax.campaign.reference import SPECIAL, VOCABULARY
-from pdjax.campaign.remote import Remote
 
 STATES = ("idle", "queued", "prefilling", "registered", "pulling", "decoding")
 REACH_S = 60.0
@@ -24,12 +24,17 @@ PULL_LATE_MS = 6000.0
 
 # state → (node whose queue holds the request, the queue)
 QUEUE_OF: dict[str, tuple[str, str]] = {
+    "gated": ("p0", "gate"),
+    "budget": ("p0", "budget_queue"),
     "queued": ("p0", "waiting"),
     "prefilling": ("p0", "prefilling"),
+    "bootstrapping": ("d0", "bootstrapping"),
     "registered": ("d0", "page_queue"),
     "pulling": ("d0", "in_flight"),
     "decoding": ("d0", "running"),
 }
+# state → the side whose leg has not come yet, which is what the other one waits for
+LATE_LEG = {"gated": "decode", "bootstrapping": "prefill"}
 
 
 def prompt(number: int) -> list[int]:
@@ -37,20 +42,18 @@ def prompt(number: int) -> list[int]:
     return [SPECIAL + (number * 31 + i * i) % (VOCABULARY - SPECIAL) for i in range(PROMPT_TOKENS)]
 
 
-def _remote(fleet: Fleet, name: str) -> Remote:
-    remote = fleet.seats[name].remote
-    assert remote is not None
-    return remote
-
-
 async def hold(fleet: Fleet, state: str) -> None:
-    """Before the request is posted: make it stay in that state once it is there."""
-    p, d = _remote(fleet, "p0"), _remote(fleet, "d0")
+    """Before the request is posted: make it stay in that state once it is there.
+
+    Whoever posts it holds back the leg of ``LATE_LEG``; "budget" needs another request of its size before it, whose KV
+    then takes all of P's budget.
+    """
+    p, d = fleet.remote("p0"), fleet.remote("d0")
     if state == "queued":
         await p.do("pages", free=0)
     elif state == "prefilling":
         await p.do("pace", prefill_per_token_s=PREFILL_PER_TOKEN_S, decode_step_s=0.0)
-    elif state == "registered":
+    elif state in ("budget", "registered"):
         await d.do("pages", free=0)
     elif state == "pulling":
         slow: Mapping[str, Any] = {"match": {}, "do": "slow", "by": PULL_LATE_MS, "times": None}
@@ -77,4 +80,4 @@ async def let_go(fleet: Fleet) -> None:
     for name in fleet.instances:
         seat = fleet.seats[name]
         if seat.alive and not seat.stopped:
-            await _remote(fleet, name).do("reset")
+            await fleet.remote(name).do("reset")

@@ -34,7 +34,7 @@ from pdjax.faults.forge import forged_frame
 from pdjax.faults.frames import FrameRules, Rule
 from pdjax.faults.gate import Gate, Role
 from pdjax.faults.transport import FaultyTransport
-from pdjax.faults.work import PageHold, arm_error
+from pdjax.faults.work import PageHold, Parts, arm_error
 
 log = logging.getLogger(__name__)
 
@@ -42,17 +42,8 @@ CALL_LIMIT_S = 20.0  # of work on another thread
 MAX_LINE_BYTES = 4 << 20
 
 
-class Served(Protocol):
+class Served(Parts, Protocol):
     """What the port needs of a node."""
-
-    @property
-    def runner(self) -> Any: ...
-
-    @property
-    def scheduler(self) -> Any: ...
-
-    @property
-    def manager(self) -> Any: ...
 
     submit: Any
 
@@ -332,8 +323,9 @@ class FaultPort:
         arm_error(self._place, where, room)
 
     def _do_pages(self, free: int | None) -> bool:
-        assert self._hold is not None
-        return bool(self._on("scheduler", lambda: self._hold.until(free)))  # type: ignore[union-attr]
+        hold = self._hold
+        assert hold is not None
+        return bool(self._on("scheduler", lambda: hold.until(free)))
 
     def _do_address(self) -> str:
         """What stands for this process where its frames arrive."""

@@ -16,11 +16,8 @@ class Injected(RuntimeError):
     """The error that an ``error`` step raises."""
 
 
-class Workplace(Protocol):
-    """The parts of one process, simulated or real."""
-
-    @property
-    def transport(self) -> Any: ...
+class Parts(Protocol):
+    """What one process, simulated or real, has of its own."""
 
     @property
     def runner(self) -> Any: ...
@@ -30,6 +27,13 @@ class Workplace(Protocol):
 
     @property
     def manager(self) -> Any: ...
+
+
+class Workplace(Parts, Protocol):
+    """Those parts with the transport as the manager sees it."""
+
+    @property
+    def transport(self) -> Any: ...
 
 
 class PageHold:

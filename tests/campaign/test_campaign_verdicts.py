@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from pdjax.campaign import report
-from pdjax.campaign.aborts import ALL, Abort, bound_s, finds_nothing
+from pdjax.campaign import report, states
+from pdjax.campaign.aborts import ALL, WAYS, Abort, beyond, bound_s, finds_nothing, goes_on
 from pdjax.campaign.files import Campaign
 from pdjax.campaign.matrix import SETTINGS, Cell, all_cells, first_failures, promise
 from pdjax.campaign.neighbours import Neighbours
@@ -64,6 +64,28 @@ def test_an_abort_at_p_alone_finds_nothing_once_its_leg_is_over():
     assert {state for state, _ in nothing} == {"registered", "pulling", "decoding"}
     assert {way for _, way in nothing} == {"abort at P", "P's connection closes"}
     assert bound_s("pulling") > bound_s("prefilling") > bound_s("queued")
+
+
+def test_every_queue_of_both_sides_is_a_state_to_abort_in():
+    assert set(states.QUEUE_OF.values()) == {
+        *(("p0", queue) for queue in ("gate", "budget_queue", "waiting", "prefilling")),
+        *(("d0", queue) for queue in ("bootstrapping", "page_queue", "in_flight", "running")),
+    }
+    assert {state for state, _ in ALL} == set(states.QUEUE_OF)
+
+
+@pytest.mark.parametrize(("state", "side"), [("gated", "decode"), ("bootstrapping", "prefill")])
+def test_where_a_leg_has_not_come_nothing_can_be_ended_nor_closed(state, side):
+    ways = {way for of, way in ALL if of == state}
+    assert {WAYS[way] for way in ways if goes_on(state, way)} == {("abort", (side,))}
+    assert all(side not in sides for kind, sides in map(WAYS.get, ways) if kind == "disconnect")
+    assert len(ways) == 4
+
+
+def test_what_was_held_before_is_not_counted_nor_are_pages():
+    before = {"p0": {"budget_bytes": 10}, "d0": {"requests": 1}}
+    assert beyond({"p0": {"budget_bytes": 10, "pages": 3}}, before) == {}
+    assert beyond({"p0": {"budget_bytes": 15}, "d0": {"requests": 1}}, before) == {"p0": {"budget_bytes": 5}}
 
 
 BASE = Memory(rss_bytes=400 << 20, arrays=100, array_bytes=5000, free_pages=64, threads=20, files=30)

@@ -25,7 +25,10 @@ CELLS = [
 ]
 STOP_S = 5.0  # beyond the peer timeout
 ABORTS = [
+    ("budget", "abort at P"),
     ("queued", "abort at D"),
+    ("bootstrapping", "abort at D"),
+    ("bootstrapping", "abort at P"),
     ("prefilling", "abort at P"),
     ("registered", "D's connection closes"),
     ("registered", "abort at P"),
@@ -63,8 +66,10 @@ def test_the_sample_has_shown_what_it_is_there_for(found):
     assert cells["p0 stop registered"].known_s["d0"] > 1  # silence is not known at once
     assert cells["b0 restart queued"].outcome == "ok"
     assert (
-        aborts["registered", "abort at P"].outcome == "ok"
-        and aborts["prefilling", "abort at P"].outcome == "aborted"
+        aborts["bootstrapping", "abort at P"].outcome == "ok"
+        and aborts["prefilling", "abort at P"].outcome
+        == aborts["registered", "abort at P"].outcome
+        == "aborted"
     )
 
 
