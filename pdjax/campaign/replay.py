@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -98,7 +98,7 @@ async def settle(fleet: Fleet, reference: Reference, trace: Trace) -> None:
             await asyncio.to_thread(seat.child.join, SETTLE_S)
         if not seat.alive:
             await fleet.start(name)
-    await asyncio.gather(*(fleet.seats[n].remote.do("reset") for n in fleet.instances))  # type: ignore[union-attr]
+    await asyncio.gather(*(fleet.remote(name).do("reset") for name in fleet.instances))
     _, left = await fleet.until_free(SETTLE_S)
     if left:
         raise RuntimeError(f"the processes were not at rest within {SETTLE_S:g} s: {left}")
@@ -135,6 +135,7 @@ async def replay(
     report.findings += broken_properties(logs.lines, before)
     report.findings += [f"dead without a step that killed it: {name}" for name in _dead(fleet, trace)]
     _compare(trace, scenario, simulated, report)
+    report.differs += overdue(trace, router.records, slower, scenario.stood_between)
     report.outcomes = {rid: Seen(r.outcome, r.reason, r.status) for rid, r in router.records.items()}
     report.seconds = time.monotonic() - began_s
     return report
@@ -267,6 +268,25 @@ def differences(simulated: Result, records: Mapping[str, Record]) -> list[str]:
             found.append(f"{rid}: {want} in the simulator, {got} here")
         if record.wrong:
             found.append(f"{rid}: {record.wrong}")
+    return found
+
+
+def overdue(
+    trace: Trace, records: Mapping[str, Record], slower: float, stood_s: Callable[[float, float], float]
+) -> list[str]:
+    """Requests that took longer than the file allows (``within``, from the request's step).
+
+    stood_s(from, to): seconds between in which the file's clock stood, because a process was starting.
+    """
+    found = []
+    for rid, expected in trace.outcomes.items():
+        record = records.get(rid)
+        if expected.within is None or record is None or record.ended_s is None:
+            continue  # what has not come is told elsewhere
+        took_s = record.ended_s - record.began_s - stood_s(record.began_s, record.ended_s)
+        bound_s = expected.within * slower / 1000 + EXTRA_S
+        if took_s > bound_s:
+            found.append(f"{rid}: within {bound_s:g} s expected, it took {took_s:.1f} s")
     return found
 
 

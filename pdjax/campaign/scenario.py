@@ -62,7 +62,9 @@ class Scenario(Actions):
     _triggers: list[Trigger] = field(default_factory=list)
     _watches: list[list[Any]] = field(default_factory=list)
     _began_s: float = 0.0
-    _stood_s: float = 0.0  # of the scenario's clock
+    _stood: list[tuple[float, float]] = field(
+        default_factory=list
+    )  # from, to: when the scenario's clock stood
     _standing: int = 0
     _standing_since_s: float = 0.0
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
@@ -75,8 +77,12 @@ class Scenario(Actions):
 
     @property
     def stood_s(self) -> float:
-        now = time.monotonic() - self._standing_since_s if self._standing else 0.0
-        return self._stood_s + now
+        return self.stood_between(self._began_s, time.monotonic())
+
+    def stood_between(self, from_s: float, to_s: float) -> float:
+        """Seconds between these times in which the scenario's clock stood."""
+        spans = self._stood + ([(self._standing_since_s, to_s)] if self._standing else [])
+        return sum(max(min(end, to_s) - max(start, from_s), 0.0) for start, end in spans)
 
     def now_ms(self) -> float:
         """The file's time: milliseconds since the first step, without those in which a process started again."""
@@ -90,7 +96,7 @@ class Scenario(Actions):
     def _move_on(self) -> None:
         self._standing -= 1
         if not self._standing:
-            self._stood_s += time.monotonic() - self._standing_since_s
+            self._stood.append((self._standing_since_s, time.monotonic()))
 
     async def _until(self, at_ms: float) -> None:
         while (rest_ms := at_ms - self.now_ms()) > 0:

@@ -10,7 +10,8 @@ import pytest
 from pdjax.campaign import express
 from pdjax.campaign.anchors import MILESTONES, anchored, tied
 from pdjax.campaign.client import Record
-from pdjax.campaign.replay import differences, fresh_rooms
+from pdjax.campaign.replay import EXTRA_S, differences, fresh_rooms, overdue
+from pdjax.campaign.scenario import Scenario
 from pdjax.core.settings import PDSettings
 from pdjax.sim.replay import run_trace
 from pdjax.sim.trace_file import load, parse
@@ -162,3 +163,33 @@ def test_another_end_is_a_difference(changes):
     assert differences(simulated, seen()) == []
     assert len(differences(simulated, seen(**changes))) == 1
     assert len(differences(simulated, {})) == 1
+
+
+def bounded(within):
+    file = {"format": "pdjax.trace/1", "steps": [{"at": 0, "request": REQUEST}]}
+    return parse({**file, "expect": {"outcomes": {"a": {"outcome": "ok", "within": within}}}})
+
+
+@pytest.mark.parametrize(
+    ("within", "took_s", "stood_s", "n_found"),
+    [(500, 0.9 + EXTRA_S, 0, 0), (500, 1.1 + EXTRA_S, 0, 1), (500, 9.9 + EXTRA_S, 9, 0), (500, 0.9, 0, 0)],
+)
+def test_an_end_later_than_the_file_allows_is_a_difference(within, took_s, stood_s, n_found):
+    """Twice as slow as the file says, and a second more for a loaded machine."""
+    records = seen(began_s=100.0, ended_s=100.0 + took_s)
+    found = overdue(bounded(within), records, 2.0, lambda from_s, to_s: stood_s)
+    assert len(found) == n_found and all("within 2 s expected" in what for what in found)
+    assert overdue(trace(), records, 2.0, lambda from_s, to_s: stood_s) == []
+
+
+def test_an_end_that_never_came_is_not_late_as_well():
+    assert overdue(bounded(1), seen(), 2.0, lambda from_s, to_s: 0) == []
+    assert overdue(bounded(1), {}, 2.0, lambda from_s, to_s: 0) == []
+
+
+def test_only_the_part_of_a_restart_within_a_request_is_taken_off_its_time():
+    spans = [(10.0, 14.0), (20.0, 21.0)]
+    scenario = Scenario(trace(), fleet=None, router=None, reference=None, slower=2.0, _stood=spans)
+    assert scenario.stood_between(12.0, 30.0) == 3.0
+    assert scenario.stood_between(11.0, 13.0) == 2.0
+    assert scenario.stood_between(14.0, 20.0) == 0.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import tempfile
 from pathlib import Path
 
@@ -34,10 +35,25 @@ FILES = [
 ]
 
 
+LATE = "b18-later-than-it-says"
+
+
+def late_file(directory: Path) -> Path:
+    """B18 with a leg that is late, and a bound that leaves no time for it."""
+    raw = json.loads((TRACES / "B18-everything-twice.json").read_text())
+    raw["name"] = LATE
+    raw["steps"][1]["request"] |= {"room": 77, "legs": {"decode": {"delay": 1200}}}
+    raw["expect"] = {"outcomes": {"a": {"outcome": "ok", "within": 100}}}
+    path = directory / f"{LATE}.json"
+    path.write_text(json.dumps(raw))
+    return path
+
+
 @pytest.fixture(scope="module")
 def campaign():
     with tempfile.TemporaryDirectory(prefix="pdjax-") as directory:  # short: there are sockets in it
-        return asyncio.run(run_files([TRACES / f"{name}.json" for name in FILES], Path(directory), print))
+        files = [*(TRACES / f"{name}.json" for name in FILES), late_file(Path(directory))]
+        return asyncio.run(run_files(files, Path(directory), print))
 
 
 def test_they_share_one_fleet(campaign):
@@ -48,6 +64,13 @@ def test_they_share_one_fleet(campaign):
 def test_a_file_ends_as_in_the_simulator(campaign, name):
     (report,) = [report for report in campaign.reports if report.name == name.lower()]
     assert report.ok, (report.differs, report.findings, report.notes)
+
+
+def test_a_request_that_takes_longer_than_its_file_allows_is_a_difference(campaign):
+    (report,) = [report for report in campaign.reports if report.name == LATE]
+    assert report.outcomes["a"] == Seen("ok", "", 200) and report.findings == []
+    (late,) = report.differs
+    assert late.startswith("a: within 1.2 s expected")
 
 
 def test_the_outcomes_are_those_that_the_files_expect(campaign):
