@@ -79,7 +79,7 @@ def test_what_a_library_prints_and_half_a_line_are_not_taken_for_the_workers_wor
 ):
     worker = tmp_path / "worker.py"
     worker.write_text(STRAY)
-    monkeypatch.setattr(tpu_suite, "WORKER", worker)
+    monkeypatch.setattr(tpu_hardware, "WORKER", worker)
     monkeypatch.setattr(tpu_suite, "START_TIMEOUT_S", 20.0)
     assert suite.run(TRANSFER).status == "passed"
     outcome = suite.run(CHECKS[0])

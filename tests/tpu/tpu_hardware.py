@@ -13,7 +13,8 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,6 +65,22 @@ class Hardware:
         )
 
 
+def worker_command(*options: str) -> list[str]:
+    """The command of a worker of this process; its stdin is a ``lifeline``."""
+    return [sys.executable, str(WORKER), "--end-with-stdin", *options]
+
+
+@contextmanager
+def lifeline() -> Iterator[int]:
+    """A worker's stdin. Only this process holds its other end: whatever ends it, SIGKILL too, closes that and so ends the worker."""
+    given, held = os.pipe()
+    try:
+        yield given
+    finally:
+        os.close(given)
+        os.close(held)
+
+
 def of_this_process() -> Hardware:
     """The devices of the calling process; loads the backend."""
     import jax
@@ -94,13 +111,15 @@ def tpu_of_this_machine(timeout_s: float = DISCOVERY_TIMEOUT_S) -> tuple[Hardwar
         return None, f"no TPU on this machine: {' and '.join(DEVICE_NODES)} match nothing"
     environ = {**os.environ, "JAX_PLATFORMS": "tpu"}
     try:
-        done = subprocess.run(
-            [sys.executable, str(WORKER), "--describe"],
-            env=environ,
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-        )
+        with lifeline() as stdin:
+            done = subprocess.run(
+                worker_command("--describe"),
+                env=environ,
+                stdin=stdin,
+                capture_output=True,
+                text=True,
+                timeout=timeout_s,
+            )
     except subprocess.TimeoutExpired:
         return None, f"{', '.join(nodes)} are there, but JAX found no TPU within {timeout_s:g} s"
     if done.returncode:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -19,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tpu_hardware import WORKER, Hardware
+from tpu_hardware import Hardware, lifeline, worker_command
 from tpu_report import Figure, Outcome, Report
 from tpu_sizes import BY_NAME, Sizes
 
@@ -146,31 +145,39 @@ class Suite:
         self.report.figures.append(Figure(check, name, value, unit))
 
     def _work(self, as_check: str, name: str, environ: Mapping[str, str], *options: str) -> None:
-        """One check in a worker. Raises CheckFailed."""
-        command = [sys.executable, str(WORKER), "--checks", name, "--sizes", self.sizes_name, *options]
+        """One check in a worker. Its figures are in the report, however it ends. Raises CheckFailed."""
+        command = worker_command("--check", name, "--sizes", self.sizes_name, *options)
         try:
-            done = subprocess.run(
-                command, env=dict(environ), capture_output=True, text=True, timeout=CHECK_TIMEOUT_S
-            )
-        except subprocess.TimeoutExpired:
+            with lifeline() as stdin:
+                done = subprocess.run(
+                    command, env=dict(environ), stdin=stdin, capture_output=True, timeout=CHECK_TIMEOUT_S
+                )
+        except subprocess.TimeoutExpired as late:
+            self._take_figures(as_check, late.stdout or b"")
             raise CheckFailed(f"did not end within {CHECK_TIMEOUT_S:g} s") from None
+        if not self._take_figures(as_check, done.stdout):
+            said = last_line(done.stderr.decode(errors="replace").splitlines())
+            raise CheckFailed(f"exit code {done.returncode}: {said}")
+
+    def _take_figures(self, as_check: str, stdout: bytes) -> bool:
+        """Whether the worker said that its check passed."""
         passed = False
-        for kind, what in told(done.stdout.splitlines()):
+        for kind, what in told(stdout.decode(errors="replace").splitlines()):
             if kind == "figure":
                 self.report.figures.append(Figure(**{**what, "check": as_check}))
             passed |= kind == "passed"
-        if not passed:
-            raise CheckFailed(f"exit code {done.returncode}: {last_line(done.stderr.splitlines())}")
+        return passed
 
     @contextmanager
     def offering(self, environ: Mapping[str, str]) -> Iterator[str]:
         """A process that offers KV on this host; its address."""
-        command = [sys.executable, str(WORKER), "--offer", "127.0.0.1:0"]
+        command = worker_command("--offer", "127.0.0.1:0")
         # Into a file: of a pipe that nobody reads, a talkative process would wait for ever.
         with (
             tempfile.TemporaryFile("w+") as said,
+            lifeline() as stdin,
             subprocess.Popen(
-                command, env=dict(environ), stdout=subprocess.PIPE, stderr=said, text=True
+                command, env=dict(environ), stdin=stdin, stdout=subprocess.PIPE, stderr=said, text=True
             ) as process,
         ):
             assert process.stdout is not None

@@ -19,10 +19,11 @@ from tpu_bench import Bench
 from tpu_hardware import describe
 
 from pdjax.core.budget import Slot
+from pdjax.core.errors import ConfigError
 from pdjax.core.pools import Part
 from pdjax.core.settings import PDSettings
 from pdjax.engine.base import Packed
-from pdjax.engine.jax_transfer.addresses import split
+from pdjax.engine.jax_transfer.addresses import join, split
 from pdjax.engine.jax_transfer.transport import JaxTransferKVEngine
 from pdjax.engine.kernels.checksum import checksum
 from pdjax.engine.kernels.host_staging import HostStage
@@ -86,12 +87,29 @@ class Offers:
         self._engine.close(1.0)
 
 
+def _listen(where: str) -> socket.socket:
+    """Raises ConfigError for what is no "ip:port" of this host."""
+    ip, colon, port = where.rpartition(":")
+    try:
+        # split knows only ports that one can dial.
+        ip, number = split(f"{ip}:1" if colon and port == "0" else where)
+        family = socket.AF_INET6 if ":" in ip else socket.AF_INET
+        return socket.create_server((ip, 0 if port == "0" else number), family=family)
+    except ValueError as error:
+        raise ConfigError(f"--offer: {error}, with a numeric ip") from None
+    except OSError as error:
+        raise ConfigError(f"--offer {where}: {error.strerror}") from None
+
+
 def serve_offers(where: str) -> None:
-    """Answer one D after the other at "ip:port" (port 0: the kernel chooses; a line of stdout tells it) until one says bye."""
-    host, port = where.rsplit(":", 1)
-    offers = Offers(host)
-    with socket.create_server((host, int(port))) as server:
-        print(json.dumps({"listens": f"{host}:{server.getsockname()[1]}"}), flush=True)
+    """Answer one D after the other at "ip:port" (port 0: the kernel chooses; a line of stdout tells it) until one says bye.
+
+    Raises ConfigError.
+    """
+    with _listen(where) as server:
+        ip, port = server.getsockname()[:2]
+        offers = Offers(ip)
+        print(json.dumps({"listens": join(ip, port)}), flush=True)
         while _serve_one(server, offers):
             pass
     offers.close()
