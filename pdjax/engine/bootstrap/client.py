@@ -277,7 +277,7 @@ class HttpRegistryClient:
         except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError) as error:
             # Down, stalled or no registry at all: what it knew may still hold. The next beat finds out.
             self.counters["registry_silent"] += 1
-            self.membership = replace(self.membership, error=f"registry {base} does not answer: {error!r}")
+            self._failed(f"registry {base} does not answer: {error!r}")
             return registered
         if heard is not None:
             self.counters["heartbeat" if registered else "registered"] += 1
@@ -286,8 +286,16 @@ class HttpRegistryClient:
         self.counters[f"refused_{answer.status_code}"] += 1
         told = reply.get("error") if isinstance(reply, dict) else None
         message = told.get("message", "") if isinstance(told, dict) else ""
-        self.membership = replace(self.membership, error=f"registry {base}: {message or answer.status_code}")
+        if answer.status_code == 401:
+            message = "it has another secret; give both the same --disaggregation-secret-file"
+        self._failed(f"registry {base}: {message or answer.status_code}")
         return False
+
+    def _failed(self, error: str) -> None:
+        """One line when something else is wrong than before, not one for each try."""
+        if error != self.membership.error:
+            logger.warning("%s", error)
+            self.membership = replace(self.membership, error=error)
 
     def _heard(self, now: Membership, role: str) -> None:
         before = self.membership
