@@ -114,6 +114,11 @@ def goes_on(state: str, way: str) -> bool:
     return finds_nothing(state, way) or WAYS[way][1] == (states.LATE_LEG.get(state),)
 
 
+def p_has_answered(state: str) -> bool:
+    """P's leg is over in this state."""
+    return states.QUEUE_OF[state][0] == "d0" and states.LATE_LEG.get(state) != "prefill"
+
+
 def bound_s(state: str) -> float:
     """One round trip and one step; in a pull, also what is left of it."""
     pull_s = states.PULL_LATE_MS / 1000 if state == "pulling" else 0.0
@@ -171,6 +176,8 @@ class _Cell:
         record = await self._post(RID, room)
         if not await states.reached(fleet, abort.state, record.ended.is_set):
             abort.wrong.append(f"the request never was {abort.state}")
+        if p_has_answered(abort.state) and (task := record.legs["prefill"].task):
+            await asyncio.wait([task])  # D may know before the router has read it
         kind, sides = WAYS[abort.way]
         began_s = time.monotonic()
         if kind == "abort":

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pdjax.campaign import report, states
-from pdjax.campaign.aborts import ALL, WAYS, Abort, beyond, bound_s, finds_nothing, goes_on
+from pdjax.campaign.aborts import ALL, WAYS, Abort, beyond, bound_s, finds_nothing, goes_on, p_has_answered
 from pdjax.campaign.files import Campaign
 from pdjax.campaign.matrix import SETTINGS, Cell, all_cells, first_failures, promise
 from pdjax.campaign.neighbours import Neighbours
@@ -63,6 +63,11 @@ def test_an_abort_at_p_alone_finds_nothing_once_its_leg_is_over():
     nothing = {(state, way) for state, way in ALL if finds_nothing(state, way)}
     assert {state for state, _ in nothing} == {"registered", "pulling", "decoding"}
     assert {way for _, way in nothing} == {"abort at P", "P's connection closes"}
+    assert {state for state in states.QUEUE_OF if p_has_answered(state)} == {
+        "registered",
+        "pulling",
+        "decoding",
+    }
     assert bound_s("pulling") > bound_s("prefilling") > bound_s("queued")
 
 
