@@ -1,6 +1,6 @@
 """Child processes of one parent: started in groups of their own, heard line by line, and ended within a bound.
 
-Must never end a process that it did not start, nor leave one behind when the parent is asked to stop.
+Must never end a process that it did not start, nor leave one behind when the parent is asked to stop, or is killed.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Any
 
+from pdjax.serve.guardian import Guardian
 from pdjax.serve.ready import parse_ready
 
+_guardian = Guardian()
 END_WAIT_S = 15.0
 AGAIN_WAIT_S = 5.0
 
@@ -48,6 +50,7 @@ class Child:
             errors="replace",
             start_new_session=True,
         )
+        _guardian.watch(self.process.pid)
         self._readers = [
             threading.Thread(target=self._read, args=(stream,), name=f"{name}-output", daemon=True)
             for stream in (self.process.stdout, self.process.stderr)
@@ -87,6 +90,7 @@ class Child:
             self.process.wait(max(wait_s, 0.0))
         except subprocess.TimeoutExpired:
             return False
+        _guardian.forget(self.process.pid)
         for reader in self._readers:
             reader.join(1.0)
         return True

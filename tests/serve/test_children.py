@@ -1,12 +1,16 @@
 """Children: ready lines, forwarded output, and an end within a bound."""
 
 import os
+import subprocess
 import sys
 import threading
+import time
+from pathlib import Path
 
 import pytest
 
 from pdjax.serve.children import Child, ChildError, end_all
+from pdjax.serve.guardian import Guardian
 from pdjax.serve.ready import parse_ready, print_ready
 
 WAIT_S = 60.0
@@ -111,3 +115,61 @@ print("inner", inner.pid); signal.pause()
     for reader in child._readers:
         reader.join(WAIT_S)
         assert not reader.is_alive()
+
+
+PARENT = """
+import os, sys, time
+from pdjax.serve.children import Child
+over = Child("over", [sys.executable, "-c", "pass"], os.environ, print)
+assert over.join(60)
+child = Child("child", [sys.executable, "-c", "import time; time.sleep(600)"], os.environ, print)
+print("group", child.process.pid, "over", over.process.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def gone(pid):
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    return state == "Z"
+
+
+def test_a_parent_that_is_killed_leaves_no_child():
+    parent = subprocess.Popen([sys.executable, "-u", "-c", PARENT], stdout=subprocess.PIPE, text=True)
+    with parent.stdout as lines:
+        words = next(line for line in lines if line.startswith("group")).split()
+        group, over = int(words[1]), int(words[3])
+        assert not gone(group) and gone(over)
+        guardians = [p for p in Path("/proc").iterdir() if p.name.isdigit() and parent_of(p) == parent.pid]
+        parent.kill()
+        parent.wait(WAIT_S)
+        deadline = time.monotonic() + WAIT_S
+        while not (gone(group) and all(gone(int(p.name)) for p in guardians)):
+            assert time.monotonic() < deadline, "left behind"
+            time.sleep(0.02)
+
+
+def parent_of(entry):
+    try:
+        return int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1])
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+
+
+def test_a_guardian_that_was_killed_is_replaced_with_all_that_it_watched(monkeypatch):
+    guardian, said = Guardian(), []
+    guardian.watch(2**30)  # no such group
+    first = guardian._process
+    first.kill()
+    first.wait(WAIT_S)
+    monkeypatch.setattr(guardian, "_say", said.append)
+    guardian.watch(2**30 + 1)
+    assert guardian._process is not first and sorted(said) == [f"+{2**30}", f"+{2**30 + 1}"]
+    guardian.forget(2**30)
+    guardian.forget(7)
+    assert said[2:] == [f"-{2**30}"]
+    for process in (first, guardian._process):
+        process.stdin.close()
+        process.wait(WAIT_S)
