@@ -186,6 +186,9 @@ class Matrix:
         outcome = await self._eventually_ok()
         if outcome != "ok":
             cell.wrong.append(f"afterwards a request ends as {outcome}")
+        _, left = await fleet.until_free(bound_s)  # P hears that D is done after the client has its answer
+        if left:
+            cell.wrong.append(f"not free {bound_s:g} s after the request that came next: {left}")
 
     async def _eventually_ok(self) -> str:
         """A request may still meet the registry's picture of a dead life: any router would try again."""
