@@ -112,10 +112,13 @@ class FaultyChannel(SideChannel):
         self._real.forget(address)
 
     def reset(self) -> None:
-        """Driver thread: what is still delayed is sent now, rules and cuts are gone."""
+        """Driver thread: what is still delayed is sent now, in the order of its sending; rules and cuts are gone."""
         self._rules.rules.clear()
         self._cuts.clear()
-        self._late = [(0.0, order, address, frame) for _, order, address, frame in self._late]
+        late = sorted(
+            self._late, key=lambda one: one[1]
+        )  # all are due: as they were sent, which is a heap, too
+        self._late = [(0.0, order, address, frame) for _, order, address, frame in late]
         self.send_late()
 
     def close(self) -> None:

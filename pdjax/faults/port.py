@@ -34,7 +34,7 @@ from pdjax.faults.forge import forged_frame
 from pdjax.faults.frames import FrameRules, Rule
 from pdjax.faults.gate import Gate, Role
 from pdjax.faults.transport import FaultyTransport
-from pdjax.faults.work import PageHold, Parts, arm_error
+from pdjax.faults.work import ArmedErrors, PageHold, Parts
 
 log = logging.getLogger(__name__)
 
@@ -112,6 +112,7 @@ class FaultPort:
         self._turn = _Turn()
         self._place: Any = None
         self._hold: PageHold | None = None
+        self._errors: ArmedErrors | None = None
         self._channel: FaultyChannel | None = None
         self._transport: FaultyTransport | None = None
         self._listener: socket.socket | None = None
@@ -172,6 +173,7 @@ class FaultPort:
         scheduler, manager, runner = node.scheduler, node.manager, node.runner
         self._place = _Place(self._transport, runner, scheduler, manager)
         self._hold = PageHold(scheduler.cache)
+        self._errors = ArmedErrors(self._place)
         self._around(manager, "turn", "driver")
         self._around(scheduler, "host_work", "scheduler")
         self._around(scheduler, "device_work", "scheduler")
@@ -253,9 +255,14 @@ class FaultPort:
             except OSError:  # closed
                 return
             self._connection = connection
-            with connection, connection.makefile("rb") as lines:
-                for line in lines:
-                    self._command(line)
+            try:
+                with connection, connection.makefile("rb") as lines:
+                    for line in lines:
+                        self._command(line)
+            except (
+                OSError
+            ) as error:  # a harness that was killed resets the connection: it has gone like any other
+                log.warning("the harness at the fault socket has gone: %s", error)
             self._connection = None
             self.gate.release_all()
 
@@ -320,7 +327,8 @@ class FaultPort:
         self._refusals.append(_Refusal(status, frozenset(rooms)))
 
     def _do_error(self, where: str, room: int | None) -> None:
-        arm_error(self._place, where, room)
+        assert self._errors is not None
+        self._errors.arm(where, room)
 
     def _do_pages(self, free: int | None) -> bool:
         hold = self._hold
@@ -348,9 +356,10 @@ class FaultPort:
         return {"arrays": len(arrays), "bytes": sum(array.nbytes for array in arrays)}
 
     def _do_reset(self) -> None:
-        """As it was at the start of the process: no watch, rule, cut, refusal or page is held."""
+        """As it was at the start of the process: no watch, rule, cut, refusal, armed error or page is held."""
         self._watches, self._refusals, self._pace = [], [], _Pace()
-        assert self._channel is not None and self._transport is not None
+        assert self._channel is not None and self._transport is not None and self._errors is not None
+        self._errors.clear()
         self.gate.release_all()
         self._on("driver", self._channel.reset)
         self._transport.reset()

@@ -8,6 +8,7 @@ arrays fail, and changed bytes arrive as they are. P's side only. Must never tou
 from __future__ import annotations
 
 import dataclasses
+import logging
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,6 +20,8 @@ from pdjax.engine.base import Packed
 from pdjax.engine.ports import Transport, TransportEvent
 from pdjax.faults.channel import Cuts
 from pdjax.faults.frames import Rule
+
+log = logging.getLogger(__name__)
 
 FENCE_LIFE_S = 600.0  # of the registration that fails every part: longer than any pull of a replay
 
@@ -33,7 +36,10 @@ class _Held:
 
 
 class FaultyTransport(Transport):
-    """room_of: the room of a uuid that is being offered. hit(rule, room, uuid): a rule acts."""
+    """room_of: the room of a uuid that is being offered. hit(rule, room, uuid): a rule acts.
+
+    late_lost: hand-offs that were put off and could not be offered any more; each is a line of the log, too.
+    """
 
     def __init__(
         self,
@@ -46,6 +52,7 @@ class FaultyTransport(Transport):
         self._real, self._me, self._cuts, self._room_of, self._hit = real, me, cuts, room_of, hit
         self.rules: list[Rule] = []
         self.ms_s = 0.001
+        self.late_lost = 0
         self._lock = threading.Lock()
         self._held: dict[int, _Held] = {}
 
@@ -100,7 +107,12 @@ class FaultyTransport(Transport):
                 return
             try:
                 self._real.offer(peer, uuid, packed)
-            except (RuntimeError, ValueError):  # the process is leaving, or the room is gone with its arrays
+            except (
+                RuntimeError,
+                ValueError,
+            ) as error:  # the process leaves, or the room is gone with its arrays
+                self.late_lost += 1
+                log.warning("a hand-off that was put off could not be offered: %s", error)
                 return
             if held.withdrawn_for_s is not None:
                 self._real.withdraw(peer, uuid, held.withdrawn_for_s)

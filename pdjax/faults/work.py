@@ -1,11 +1,12 @@
 """What makes a process's own work hard: pages that others hold, and pieces of work that raise once.
 
-The same for a simulated node and a real one: both have these parts. Must never be called but on the thread that owns
-the pages (``PageHold``) or before the work begins (``arm_error``).
+The same for a simulated node and a real one: both have these parts. Must never touch pages but on the thread that owns
+them (``PageHold``), nor raise twice for an error that was armed once (``ArmedErrors``).
 """
 
 from __future__ import annotations
 
+import threading
 from typing import Any, Protocol
 
 INJECTED = "injected by the trace"
@@ -65,21 +66,53 @@ class PageHold:
         return True
 
 
-def arm_error(place: Workplace, where: str, room: int | None) -> None:
-    """The next piece of that work (for that room) raises, once."""
-    owner = place.transport if where in ("register", "pull") else place.runner
-    name = {"register": "offer"}.get(where, where)
-    original = getattr(owner, name)
-    armed = True
+class ArmedErrors:
+    """Pieces of one process's work that will raise, each once. From any thread.
 
-    def work(*args: Any, **kwargs: Any) -> Any:
-        nonlocal armed
-        if armed and (room is None or room in _rooms_of(place, where, args)):
-            armed = False
-            raise Injected(f"{INJECTED}: {where}")
-        return original(*args, **kwargs)
+    However many are armed, each kind of work is wrapped once: a wrapper for each error would stay for ever, and a
+    thousand of them are deeper than Python's stack.
+    """
 
-    setattr(owner, name, work)
+    def __init__(self, place: Workplace) -> None:
+        self._place = place
+        self._lock = threading.Lock()
+        self._armed: list[tuple[str, int | None]] = []  # work, room
+        self._wrapped: set[str] = set()
+
+    def arm(self, where: str, room: int | None) -> None:
+        """The next piece of that work (for that room; None: for any) raises Injected."""
+        with self._lock:
+            self._armed.append((where, room))
+            if where not in self._wrapped:
+                self._wrapped.add(where)
+                self._wrap(where)
+
+    def clear(self) -> None:
+        """Nothing raises any more."""
+        with self._lock:
+            self._armed.clear()
+
+    def _wrap(self, where: str) -> None:
+        owner = self._place.transport if where in ("register", "pull") else self._place.runner
+        name = {"register": "offer"}.get(where, where)
+        original = getattr(owner, name)
+
+        def work(*args: Any, **kwargs: Any) -> Any:
+            if self._take(where, args):
+                raise Injected(f"{INJECTED}: {where}")
+            return original(*args, **kwargs)
+
+        setattr(owner, name, work)
+
+    def _take(self, where: str, args: tuple[Any, ...]) -> bool:
+        """Whether this piece of work raises: the error armed last that fits is used up."""
+        with self._lock:
+            for armed in reversed(self._armed):
+                kind, room = armed
+                if kind == where and (room is None or room in _rooms_of(self._place, where, args)):
+                    self._armed.remove(armed)
+                    return True
+        return False
 
 
 def _rooms_of(place: Workplace, where: str, args: tuple[Any, ...]) -> list[int]:

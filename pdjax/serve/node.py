@@ -307,12 +307,14 @@ class Node:
             return  # the caller raises the scheduler's own, more precise one
 
     def abort(self, rid: str) -> int:
+        live = self._live(rid)  # first: the scheduler may end them before this thread looks
         self.scheduler.abort(rid)
-        return self._live(rid)
+        return live
 
     def abort_all(self) -> int:
+        live = self._live(None)
         self.scheduler.abort_all()
-        return self._live(None)
+        return live
 
     def abort_request(self, req: Request) -> None:
         self.scheduler.abort_request(req)

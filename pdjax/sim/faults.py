@@ -17,7 +17,7 @@ from pdjax.core import wire
 from pdjax.engine.bootstrap.registry import BadRegistration
 from pdjax.faults.forge import forged_frame
 from pdjax.faults.frames import FrameRules, Rule
-from pdjax.faults.work import INJECTED, arm_error, rooms_pulling
+from pdjax.faults.work import INJECTED, rooms_pulling
 from pdjax.sim.loop import Name
 from pdjax.sim.net import REGISTRY
 from pdjax.sim.router import SIDES, Router
@@ -260,7 +260,7 @@ class Scenario:
         node = self.world.nodes[value["node"]]
         if not node.alive:
             return False
-        arm_error(node, value["in"], value.get("room"))
+        node.errors.arm(value["in"], value.get("room"))
         return True
 
     # ---------------------------------------------------------------- processes and links

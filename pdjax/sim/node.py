@@ -17,7 +17,7 @@ from pdjax.core.trace import EventLog
 from pdjax.engine.base import Leg
 from pdjax.engine.bootstrap.registration import registration
 from pdjax.engine.manager import KVManager, Ports
-from pdjax.faults.work import PageHold
+from pdjax.faults.work import ArmedErrors, PageHold
 from pdjax.sched.factory import make_scheduler
 from pdjax.sched.request import Output, Request, SamplingParams
 from pdjax.sched.scheduler import SchedulerConfig
@@ -140,6 +140,7 @@ class Node:
             wake=self.wake_scheduler,
         )
         self.page_hold = PageHold(self.scheduler.cache)
+        self.errors = ArmedErrors(self)
         self.registry.announce(
             registration(self.args, self.role, epoch, zmq_addr=self.channel.address or ""), listed=listed
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -166,6 +167,19 @@ def test_after_a_reset_no_rule_holds_and_what_was_delayed_has_gone(channels):
     assert rooms_of(channels.frames(channels.p, 2)) == [[7], [7]]
 
 
+def test_a_reset_sends_what_was_delayed_in_the_order_of_its_sending(channels):
+    for room in range(12):  # the later ones are due earlier
+        rule = {
+            "match": {"type": "hello", "room": room, "to": "p0"},
+            "do": "delay",
+            "by": 90_000 - 1000 * room,
+        }
+        channels.d.rules.rules.append(Rule(3, rule))
+        channels.d.send(channels.address, frame(hello(room)))
+    channels.d.reset()
+    assert rooms_of(channels.frames(channels.p, 12)) == [[room] for room in range(12)]
+
+
 # ---------------------------------------------------------------- transfers
 
 
@@ -224,3 +238,18 @@ def test_a_cut_peer_waits_for_its_hand_off(transfers):
         transfers.d.pull("p0", transfers.p.address_for("d0:1"), uuid, packed.parts), packed
     )
     assert time.monotonic() - began >= 0.25
+
+
+def test_a_late_hand_off_that_cannot_be_offered_any_more_is_counted(transfers, monkeypatch):
+    transfers.rule("slow", by=20)
+    tried = threading.Event()
+
+    def offer(*args):
+        tried.set()
+        raise RuntimeError("the arrays are gone")
+
+    monkeypatch.setattr(transfers.p._real, "offer", offer)
+    transfers.p.offer("d0", transfers.uuid(), transfers.arrays(1, [(2, 3)]))
+    assert tried.wait(30)
+    with transfers.p._lock:  # it is held until the attempt is over
+        assert (transfers.p.late_lost, transfers.p._held) == (1, {})
