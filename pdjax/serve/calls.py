@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import time
 import uuid
 from collections import Counter
@@ -28,6 +29,8 @@ from pdjax.serve.phases import phase_seconds
 from pdjax.serve.request_stats import RequestStats
 from pdjax.serve.spans import Ended, Spans
 from pdjax.serve.text import DEFAULTS, StopFinder, TextOptions, TextOut
+
+log = logging.getLogger(__name__)
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 
@@ -242,16 +245,20 @@ class Call:
         """Notice a disconnect while the body runs, and abort what has not ended when it is left."""
 
         async def watcher() -> None:
-            while (await receive())["type"] != "http.disconnect":
-                pass
-            self._inbox.put_nowait(None)
+            try:
+                while (await receive())["type"] != "http.disconnect":
+                    pass
+            finally:  # a connection that cannot be read is a client that is gone, too
+                self._inbox.put_nowait(None)
 
         task = asyncio.create_task(watcher())
+        task.add_done_callback(_say_why)
         try:
             yield
         finally:
             task.cancel()
-            self.close()
+            self.close()  # before the wait: a handler that is cancelled is cancelled in it again
+            await asyncio.wait([task])
 
     def _end(self, sub: Sub) -> None:
         desk, request = self._desk, sub.request
@@ -319,3 +326,9 @@ class Call:
                 self._desk.log.event(
                     "abandoned", rid=sub.rid, room=sub.request.room, completion_tokens=len(sub.output_ids)
                 )
+
+
+def _say_why(watcher: asyncio.Task[None]) -> None:
+    """What a watcher met is not lost, whoever has stopped to wait for it."""
+    if not watcher.cancelled() and (error := watcher.exception()) is not None:
+        log.warning("a client's connection failed: %s", error)

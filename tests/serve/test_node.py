@@ -1,6 +1,7 @@
 """One node's own numbers, on the tiny model and without its threads."""
 
 import threading
+from types import SimpleNamespace
 
 import pytest
 
@@ -76,3 +77,13 @@ def test_a_draining_node_takes_nothing_new_and_knows_what_is_left(node):
     node.scheduler.host_work()
     assert node.unfinished() == 0
     node.draining = False  # for the other tests on it
+
+
+@pytest.mark.parametrize("ask", [lambda node: node.abort("mine"), lambda node: node.abort_all()])
+def test_an_abort_counts_the_rooms_that_it_ends_however_fast_the_scheduler_is(node, monkeypatch, ask):
+    """A P's room lives on behind its answer: the answer to /abort_request says so each time, or never means anything."""
+    rooms = {7: "Transferring"}
+    monkeypatch.setattr(node, "manager", SimpleNamespace(live_rooms=lambda rid: dict(rooms)))
+    for name in ("abort", "abort_all"):
+        monkeypatch.setattr(node.scheduler, name, lambda *rid: rooms.clear())
+    assert ask(node) == 1 and not rooms
