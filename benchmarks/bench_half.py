@@ -76,11 +76,7 @@ class Half:
             protocol=PROTOCOL_VERSION, transfer_size=TRANSFER_SIZE, transport_addresses=TRANSPORT_ADDRESSES
         )
         args = KVArgs(list(self.runner.pools), PAGE_SIZE, prints, self.name, f"http://{HOST}:1")
-        channel = (
-            ZmqSideChannel.bind(HOST)
-            if self.role == "prefill"
-            else ZmqSideChannel.dealer(f"{self.name}:{epoch:x}")
-        )
+        channel = ZmqSideChannel.bind(HOST) if self.role == "prefill" else ZmqSideChannel.dealer()
         registry = HttpRegistryClient(HOST, self.bootstrap_port, fingerprint=prints)
         self.woken = threading.Event()
         self.manager = JaxTransferKVManager(

@@ -100,7 +100,8 @@ class Actions(ABC):
         else:
             frame = await source.do("forge", to=value["to"], message=value["message"])
         if source is not None and value["from"][0] != value["to"][0]:
-            sender = await source.do("address")
+            is_d = value["from"][0] == "d"
+            sender = await to.do("address_of", peer=value["from"]) if is_d else await source.do("address")
         elif value["to"][0] == "p":
             sender = "stranger:1"
         else:

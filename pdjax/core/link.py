@@ -49,6 +49,10 @@ class Link:
     stash: list[AnyMessage] = field(default_factory=list)
     stash_dropped: int = 0
 
+    def is_newer(self, frame: Frame) -> bool:
+        """Than everything of this peer that was noted. A frame that is sent again by somebody else is not."""
+        return (frame.epoch, frame.stamp_us) > (self._stamp_epoch, self._stamp_us)
+
     def judge(self, frame: Frame, my_epoch: int, now: float, life_s: float) -> str:
         """Whether the frame's messages may act. Only a frame that proves its age is noted: a forged or replayed one
         must not move the stamp that the real peer is echoed, nor its epoch (``epoch`` is set by the caller)."""
@@ -59,7 +63,7 @@ class Link:
         age_s = (_us(now) - frame.echo_us - frame.held_us) / 1e6
         if age_s > life_s or age_s < -1.0:
             return TOO_OLD
-        if frame.epoch > self._stamp_epoch or frame.stamp_us > self._stamp_us:
+        if self.is_newer(frame):
             self._stamp_us, self._stamp_at, self._stamp_epoch = frame.stamp_us, now, frame.epoch
         return OK
 

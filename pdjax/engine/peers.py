@@ -49,6 +49,10 @@ class PeerBook:
     def by_address(self, address: str) -> str | None:
         return next((k for k, v in self.links.items() if v.address == address), None)
 
+    def address_of(self, peer: str) -> str:
+        link = self.links.get(peer)
+        return link.address if link is not None else ""
+
     def epoch_of(self, peer: str) -> int:
         link = self.links.get(peer)
         return link.epoch if link is not None else 0
@@ -69,6 +73,7 @@ class PeerBook:
                 self._count("unknown_peer")
                 return None
             link = Link(frame.instance, event.address)
+        newer = link.is_newer(frame)
         verdict = link.judge(frame, self._epoch, now, self._settings.message_life_s)
         if verdict != lk.OK:
             self._count("stale_epoch" if verdict == lk.OLD_EPOCH else verdict)
@@ -79,7 +84,9 @@ class PeerBook:
         if link.instance not in self.links:
             self._make_room()
             self.links[link.instance] = link
-        if create:
+        if create and newer:
+            # Only the peer itself can say something newer: a frame recorded on the way and sent again from another
+            # connection proves its age, too, and must not bring that connection what is meant for the peer.
             link.address = event.address
         reborn_from = link.epoch if 0 < link.epoch < frame.epoch else 0
         link.epoch, link.last_heard = frame.epoch, now

@@ -92,7 +92,10 @@ ChannelEvent = FrameIn | Refused
 
 
 class SideChannel(Protocol):
-    """Datagram-like frames between P and D. On D an address is P's "ip:port"; on P it names the connection."""
+    """Datagram-like frames between P and D. On D an address is P's "ip:port".
+
+    On P it names one connection and says nothing of who is behind it: a D that connects again has another.
+    """
 
     @property
     def address(self) -> str | None:

@@ -26,7 +26,6 @@ import msgspec
 from pdjax.core import wire
 from pdjax.core.errors import ConfigError, PDError
 from pdjax.core.pools import request_digest
-from pdjax.core.transitions import SENDER
 from pdjax.engine.base import Leg
 from pdjax.engine.manager import Ports
 from pdjax.faults.channel import Cuts, FaultyChannel
@@ -133,10 +132,7 @@ class FaultPort:
         return Ports(self._transport, self._channel, ports.registry, ports.clock)
 
     def _peer_of(self, address: str) -> str:
-        manager = self._place.manager
-        if manager.role == SENDER:
-            return address.rpartition(":")[0]  # a D's routing id is "instance:epoch"
-        return manager.peers.by_address(address) or ""
+        return self._place.manager.peers.by_address(address) or ""
 
     def _room_of(self, uuid: int) -> int:
         rooms = list(self._place.manager.sender.rooms.values())
@@ -335,10 +331,13 @@ class FaultPort:
         assert hold is not None
         return bool(self._on("scheduler", lambda: hold.until(free)))
 
-    def _do_address(self) -> str:
-        """What stands for this process where its frames arrive."""
-        channel = self._place.manager.ports.channel
-        return channel.address or f"{self._me}:{self._place.manager.epoch:x}"
+    def _do_address(self) -> str | None:
+        """Where a P listens, which is what its frames come from; None on D."""
+        return self._place.manager.ports.channel.address
+
+    def _do_address_of(self, peer: str) -> str:
+        """What that peer's frames come from; "" when it is a stranger here."""
+        return str(self._on("driver", lambda: self._place.manager.peers.address_of(peer)))
 
     def _do_forge(self, to: str, message: dict[str, Any]) -> str:
         manager = self._place.manager

@@ -128,7 +128,7 @@ class Node:
         channel = self.channel = (
             ZmqSideChannel.bind(args.host, args.port_base, settings=settings)
             if self.role == "prefill"
-            else ZmqSideChannel.dealer(f"{self.instance_id}:{self.epoch:x}", settings=settings)
+            else ZmqSideChannel.dealer(settings=settings)
         )
         self.transport = JaxTransferKVEngine(
             settings,

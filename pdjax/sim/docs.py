@@ -32,6 +32,7 @@ Identity, messages and timers, in short:
 - A **digest** of the prompt and of the settings that decide the first token keeps two requests that share a room apart.
 - A message proves its age by an echo of the receiver's own stamp. Older than the lease, or without proof, it is dropped
   and answered by a bare stamp; the sender repeats what it said before the first proof at once.
+- P sends to a D over the connection of that D's newest frame; an older one, or one that is sent again, moves nothing.
 - A **notice** (done or abort) repeats at 20 ms, doubling up to the hello interval, until its answer comes.
 - After a failure on P the room's bytes stay charged in **limbo** until D says that it is quiet, or has died, or the
   limbo timer ends.

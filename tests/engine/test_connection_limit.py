@@ -37,8 +37,8 @@ class Port:
         self._left.callback(channel.close)
         return channel
 
-    def d(self, name: str) -> ZmqSideChannel:
-        return self._keep(ZmqSideChannel.dealer(f"{name}:1", settings=PDSettings()))
+    def d(self) -> ZmqSideChannel:
+        return self._keep(ZmqSideChannel.dealer(settings=PDSettings()))
 
     def strange(self, n: int) -> None:
         for _ in range(n):
@@ -101,7 +101,7 @@ def open_files() -> int:
 
 
 def test_strangers_beyond_the_limit_are_cut_and_counted_and_who_is_connected_goes_on(port, caplog):
-    old = port.d("old")
+    old = port.d()
     port.talks(old)
     before = open_files()
     with caplog.at_level(logging.WARNING, connection_limit.__name__):
@@ -122,7 +122,7 @@ def test_strangers_beyond_the_limit_are_cut_and_counted_and_who_is_connected_goe
 
 def test_a_peer_that_comes_to_a_full_port_gets_in_when_others_have_left(port):
     port.strange(LIMIT)
-    new = port.d("new")
+    new = port.d()
     assert new.send(port.p.address, b"not now")
     port.refused(1)
     assert not any(isinstance(event, Refused) for event in new.receive()), "P lives"
@@ -137,7 +137,7 @@ def test_strangers_who_say_nothing_leave_by_themselves(monkeypatch):
     port = Port()
     try:
         port.strange(LIMIT)
-        port.talks(port.d("new"))
+        port.talks(port.d())
     finally:
         port.close()
 

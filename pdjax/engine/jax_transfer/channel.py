@@ -1,6 +1,8 @@
 """ZmqSideChannel: the small messages between P and D over ZMQ (protocol §3).
 
-P binds one ROUTER and knows each D by its routing id; D has one DEALER for each P address, made at the first send.
+P binds one ROUTER, which makes a routing id for each connection: in hex, that is a frame's address on P. D has one
+DEALER for each P address, made at the first send, and names itself in its frames alone: a routing id in the clear would
+be anybody's who connects with it, before a MAC is checked (docs/security.md).
 Nothing here blocks or raises on what a peer does: a full queue, a peer that is gone and a frame that is too long are
 counted and dropped. Everything but ``wake`` belongs to one thread, because ZMQ sockets do. Must never decode a frame.
 """
@@ -104,7 +106,6 @@ class ZmqSideChannel(SideChannel):
         self._clock = clock
         self._router: zmq.Socket[bytes] | None = None
         self._address: str | None = None
-        self._identity = b""
         self._dealers: dict[str, _Dealer] = {}
         self._turn = 0
         self._poller = zmq.Poller()
@@ -139,21 +140,10 @@ class ZmqSideChannel(SideChannel):
 
     @classmethod
     def dealer(
-        cls,
-        identity: str,
-        *,
-        settings: PDSettings | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        cls, *, settings: PDSettings | None = None, clock: Callable[[], float] = time.monotonic
     ) -> ZmqSideChannel:
-        """D's side. identity: this life of this D, unique in the deployment ("instance:epoch"), 1 … 255 bytes."""
-        name = identity.encode()
-        if not 0 < len(name) <= 255 or name[0] == 0:
-            raise ConfigError(
-                f"channel identity {identity!r} must be 1 to 255 bytes and not start with a zero byte"
-            )
-        channel = cls._make(settings, clock)
-        channel._identity = name
-        return channel
+        """D's side."""
+        return cls._make(settings, clock)
 
     @classmethod
     def _make(cls, settings: PDSettings | None, clock: Callable[[], float]) -> ZmqSideChannel:
@@ -178,8 +168,8 @@ class ZmqSideChannel(SideChannel):
     def _bind(self, where: addresses.HostAddress, port: int) -> None:
         router = self._router = self._socket(zmq.ROUTER)
         router.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        # The same life of a D that connects again takes its name back from a connection that died unseen.
-        router.setsockopt(zmq.ROUTER_HANDOVER, 1)
+        # No ROUTER_HANDOVER: whoever claims the routing id of a living connection is not listened to. A D whose
+        # connection died unseen comes back under a new one, and PeerBook follows its newest frame.
         limit = self._limit = ConnectionLimit(
             self._context, router, self._max_connections, self._count_refused
         )
@@ -201,7 +191,6 @@ class ZmqSideChannel(SideChannel):
         socket = self._socket(zmq.DEALER)
         monitor = None
         try:
-            socket.setsockopt(zmq.IDENTITY, self._identity)
             socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
             socket.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MAX_MS)
             monitor = socket.get_monitor_socket(_MONITORED)
@@ -239,14 +228,14 @@ class ZmqSideChannel(SideChannel):
         self.counters.sent += sent
         return sent
 
-    def _send_router(self, name: str, frame: bytes) -> bool:
+    def _send_router(self, address: str, frame: bytes) -> bool:
         assert self._router is not None
         try:
-            self._router.send_multipart([_routing_id(name), frame], zmq.NOBLOCK)
+            self._router.send_multipart([bytes.fromhex(address), frame], zmq.NOBLOCK)
         except zmq.Again:
             self.counters.dropped_full += 1
             return False
-        except zmq.ZMQError:  # ROUTER_MANDATORY: EHOSTUNREACH, no such connection
+        except (ValueError, zmq.ZMQError):  # no hex; ROUTER_MANDATORY: EHOSTUNREACH, no such connection
             self.counters.dropped_unreachable += 1
             return False
         return True
@@ -317,10 +306,10 @@ class ZmqSideChannel(SideChannel):
         for _ in range(BATCH_EVENTS):
             if not _readable(router):
                 return
-            name = router.recv(zmq.NOBLOCK)
+            routing_id = router.recv(zmq.NOBLOCK)
             frame = self._last_part(router)
             if frame is not None:
-                events.append(FrameIn(name.decode("utf-8", "surrogateescape"), frame))
+                events.append(FrameIn(routing_id.hex(), frame))
 
     def _drain_dealer(self, address: str, dealer: _Dealer, events: list[ChannelEvent]) -> None:
         for _ in range(BATCH_FRAMES):
@@ -418,10 +407,6 @@ class ZmqSideChannel(SideChannel):
 
 def _readable(socket: zmq.Socket[bytes]) -> bool:
     return bool(int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
-
-
-def _routing_id(name: str) -> bytes:
-    return name.encode("utf-8", "surrogateescape")
 
 
 def _shut(socket: zmq.Socket[bytes], monitor: zmq.Socket[bytes] | None) -> None:

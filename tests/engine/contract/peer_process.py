@@ -32,6 +32,7 @@ from pdjax.engine.ports import FrameIn, PullDone, Refused, TransportEvent
 class Want(msgspec.Struct):
     """D asks for n_parts arrays of random KV. register: False makes P state parts that it never registers."""
 
+    sender: str
     tag: int
     seed: int
     n_parts: int
@@ -132,10 +133,10 @@ class PrefillPeer(Peer):
             for i, a in enumerate(arrays)
         )
         self.next_uuid += 1
-        address = self.engine.address_for(event.address)
+        address = self.engine.address_for(want.sender)
         offered = time.monotonic()
         if want.register:
-            self.engine.offer(event.address, self.next_uuid, Packed(parts, arrays))
+            self.engine.offer(want.sender, self.next_uuid, Packed(parts, arrays))
         ready = Ready(want.tag, self.next_uuid, address, parts, offered)
         assert self.channel.send(event.address, msgspec.msgpack.encode(ready))
 
@@ -147,12 +148,12 @@ class DecodePeer(Peer):
         self.pulls: dict[int, tuple[Want, Ready]] = {}
 
     def make_channel(self) -> ZmqSideChannel:
-        return ZmqSideChannel.dealer(self.name)
+        return ZmqSideChannel.dealer()
 
     def command(self, name: str, args: dict[str, Any]) -> None:
         if name == "fetch":
             address, peer = args.pop("address"), args.pop("peer")
-            want = Want(**args)
+            want = Want(self.name, **args)
             self.wants[want.tag] = (want, peer)
             assert self.channel.send(address, msgspec.msgpack.encode(want))
         elif name == "abandon":
