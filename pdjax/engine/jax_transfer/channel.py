@@ -10,9 +10,11 @@ counted and dropped. Everything but ``wake`` belongs to one thread, because ZMQ 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import dataclasses
 import math
 import os
+import secrets
 import threading
 import time
 from collections.abc import Callable
@@ -166,6 +168,9 @@ class ZmqSideChannel(SideChannel):
         return socket
 
     def _bind(self, where: addresses.HostAddress, port: int) -> None:
+        # libzmq 4.3.5 begins its routing ids at rand(), seeded by nobody: the same in every process. Who claims the next
+        # one would abort this one, and who claims one of a D that has just left is sent what is meant for it.
+        ctypes.CDLL(None).srand(secrets.randbits(32))
         router = self._router = self._socket(zmq.ROUTER)
         router.setsockopt(zmq.ROUTER_MANDATORY, 1)
         # No ROUTER_HANDOVER: whoever claims the routing id of a living connection is not listened to. A D whose
