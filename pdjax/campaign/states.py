@@ -33,6 +33,8 @@ QUEUE_OF: dict[str, tuple[str, str]] = {
     "pulling": ("d0", "in_flight"),
     "decoding": ("d0", "running"),
 }
+# With both sides in it: a P whose D has said nothing yet has no lease, which begins with the KV (protocol §7)
+BOUND = ("queued", "prefilling")
 # state → the side whose leg has not come yet, which is what the other one waits for
 LATE_LEG = {"gated": "decode", "bootstrapping": "prefill"}
 
@@ -68,11 +70,16 @@ async def reached(fleet: Fleet, state: str, ended: Callable[[], bool]) -> bool:
         return True
     node, queue = QUEUE_OF[state]
     deadline = time.monotonic() + REACH_S
-    while not (await fleet.state(node))[queue]:
+    while not ((await fleet.state(node))[queue] and (state not in BOUND or await _bound(fleet, node))):
         if ended() or time.monotonic() > deadline:
             return False
         await asyncio.sleep(POLL_S)
     return True
+
+
+async def _bound(fleet: Fleet, node: str) -> bool:
+    rooms = (await fleet.http.get(f"{fleet.seats[node].url}/debug/rooms")).json()["rooms"]
+    return bool(rooms) and all(room["peer"] for room in rooms)
 
 
 async def let_go(fleet: Fleet) -> None:

@@ -46,14 +46,19 @@ class ByteTokenizer:
         return schema
 
 
+def output(ids, finish=None):
+    """As every engine's: with a log-probability and a list of the likeliest for each token."""
+    return Output(tuple(ids), (-0.5,) * len(ids), ((),) * len(ids), finish=finish)
+
+
 def text_outputs(text, finish="stop", step=1):
     """One output for each ``step`` bytes, then the end."""
     ids = list(text.encode())
-    outs = [Output(tuple(ids[i : i + step])) for i in range(0, len(ids), step)]
+    pieces = [ids[i : i + step] for i in range(0, len(ids), step)]
     if finish == "stop":
-        return [*outs, Output((EOS,), finish=Finish("stop", matched=EOS))]
-    last = outs.pop()
-    return [*outs, Output(last.token_ids, finish=Finish(finish))]
+        return [*map(output, pieces), output([EOS], Finish("stop", matched=EOS))]
+    last = pieces.pop()
+    return [*map(output, pieces), output(last, Finish(finish))]
 
 
 def echo(request):
