@@ -2,12 +2,13 @@
 
 Asked once (SIGTERM, SIGINT, POST /drain) it drains, within a bound; asked again it ends what runs at once; a third
 signal ends the process on the spot. Must never wait without a bound, and must never do more in a signal handler than
-count and write one byte: a lock that the main thread holds would never come free.
+count and write one byte, or call ``_exit``: a lock that the main thread holds would never come free.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import select
 import signal
@@ -17,11 +18,12 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from pdjax.engine.bootstrap.httpd import HttpThread
-from pdjax.engine.jax_transfer.process import leave
 from pdjax.serve.log import ServerLog
 
 if TYPE_CHECKING:
     from pdjax.serve.node import Node
+
+log = logging.getLogger(__name__)
 
 POLL_S = 0.02  # of what still runs while it drains
 LAST_WORDS_S = 2.0  # after an end by force: for the requests to be answered and the peers to be told
@@ -33,7 +35,6 @@ class EndRequest:
     def __init__(self) -> None:
         self.by = ""  # what asked first
         self._signals = 0
-        self.serving = False  # somebody may know us: then even a signal has to wait for the end of the drain
         self._read, self._write = os.pipe()
         for end in (self._read, self._write):
             os.set_blocking(end, False)
@@ -54,41 +55,70 @@ class EndRequest:
     def ask(self, by: str) -> None:
         """From any thread, and repeatable: only signals make it urgent."""
         self.by = self.by or by
+        self.wake()
+
+    def wake(self) -> None:
+        """From any thread: end a ``wait``, though nobody has asked for anything."""
         with contextlib.suppress(BlockingIOError):  # the pipe is full of earlier ones: it will be read
             os.write(self._write, b".")
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if not self.serving:
-            leave(0)  # it loads or compiles: nobody knows us yet
         self._signals += 1
         if self._signals > 2:
-            leave(128 + number)
+            os._exit(128 + number)  # nothing is flushed: each line of the log has been, and locks may be held
         self.ask(signal.Signals(number).name)
 
     def wait(self, timeout_s: float) -> None:
-        """Until it is asked once more, or the time is over. Main thread only."""
+        """Until it is asked once more, or woken, or the time is over. Main thread only."""
         if select.select([self._read], [], [], timeout_s)[0]:
             os.read(self._read, 4096)
 
 
+class Failure:
+    """Whether something has died that requests wait for (V1): said once in the log, and never taken back.
+
+    Nobody would end those requests: such a process leaves with code 1, whoever else asks it to, and is started again.
+    """
+
+    def __init__(self, node: Node, http: HttpThread) -> None:
+        self._node, self._http = node, http
+        self.serving = True  # False: the HTTP server is being stopped, its end is none of its death
+        self._why: str | None = None
+
+    def seen(self) -> bool:
+        if self._why is None:
+            died = self.serving and not self._http.alive
+            self._why = "the HTTP server has ended" if died else self._node.failed()
+            if self._why is not None:
+                log.error("this process ends: %s", self._why)
+        return self._why is not None
+
+
 def end(
-    node: Node, http: HttpThread, request: EndRequest, log: ServerLog, within_s: float, failed: bool
-) -> None:
-    """From "draining" to the last thread's end. failed: nothing can finish any more, so nothing is waited for."""
+    node: Node, http: HttpThread, request: EndRequest, failure: Failure, log: ServerLog, within_s: float
+) -> int:
+    """From "draining" to the last thread's end, within_s for what is here to end by itself. The exit code.
+
+    With a failure nothing can finish any more, so nothing is waited for: also one that comes during the drain.
+    """
     began = time.monotonic()
-    until = began if failed else began + within_s
+    until = began + within_s
     node.drain()
     node.leave_routers()
-    log.event("draining", instance_id=node.instance_id, reason="failed" if failed else request.by)
-    _wait(request, lambda: bool(node.unfinished()), until)
-    left = 0 if failed else node.unfinished()
-    if left or failed:
+    log.event("draining", instance_id=node.instance_id, reason="failed" if failure.seen() else request.by)
+    _wait(node, request, lambda: not failure.seen() and node.unfinished() > 0, until)
+    left = node.unfinished()
+    if left or failure.seen():
         node.end_all()
-        _wait(request, lambda: bool(node.unfinished()), time.monotonic() + LAST_WORDS_S, hurried=True)
+        last = time.monotonic() + LAST_WORDS_S
+        _wait(node, request, lambda: not node.failed() and node.unfinished() > 0, last, hurried=True)
+    failure.seen()
+    failure.serving = False
     http.stop()  # what is answered goes out; from here no new leg can come
-    hurried = bool(left) or request.urgent or failed
+    hurried = bool(left) or request.urgent or failure.seen()
     last = time.monotonic() + LAST_WORDS_S
-    _wait(request, node.has_last_words, last if hurried else max(until, last), hurried=hurried)
+    _wait(node, request, node.has_last_words, last if hurried else max(until, last), hurried=hurried)
+    code = 1 if failure.seen() else 0
     unheard = node.close()
     log.event(
         "ended",
@@ -97,9 +127,17 @@ def end(
         cut_off=left,
         unheard=unheard,
     )
+    return code
 
 
-def _wait(request: EndRequest, busy: Callable[[], bool], until: float, *, hurried: bool = False) -> None:
-    """While it is busy, until the time is over. hurried: what goes on is the hurry itself."""
+def _wait(
+    node: Node, request: EndRequest, busy: Callable[[], bool], until: float, *, hurried: bool = False
+) -> None:
+    """While it is busy, until the time is over. hurried: what goes on is the hurry itself.
+
+    The watchdog looks on: what is stuck now is what the end waits for.
+    """
     while busy() and time.monotonic() < until and (hurried or not request.urgent):
         request.wait(POLL_S)
+        if node.watchdog is not None:
+            node.watchdog.look(time.monotonic())

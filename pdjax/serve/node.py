@@ -240,14 +240,12 @@ class Node:
             self.router.begin_to_leave()
 
     def unfinished(self) -> int:
-        """Requests in any queue and rooms that live, a P's whose KV waits to be pulled included. 0 when nothing moves."""
-        if self.failed() is not None:
-            return 0
+        """Requests in any queue and rooms that live, a P's whose KV waits to be pulled included."""
         return sum(_in_queues(self.scheduler.stats())) + (self.manager.n_live if self.manager else 0)
 
     def has_last_words(self) -> bool:
-        """A P has not answered what D said last, or what the driver has to send is not sent."""
-        if self.manager is None or self.failed() is not None:
+        """A P has not answered what D said last, or what the driver has to send is not sent. False without a driver."""
+        if self.manager is None or not self.manager.alive():
             return False
         held = self.manager.quiescent()
         return bool(held["notices"] or held["pending_effects"])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import NoReturn
 
 from pdjax.core.errors import ConfigError
@@ -17,9 +18,9 @@ from pdjax.engine.bootstrap.server import HTTPBootstrapServer
 from pdjax.engine.jax_transfer.process import leave, prepare_process
 from pdjax.serve.app import build_app, protected
 from pdjax.serve.args import ServeArgs
-from pdjax.serve.ending import EndRequest, end
+from pdjax.serve.ending import EndRequest, Failure, end
 from pdjax.serve.health import PeerAccess
-from pdjax.serve.loading import load
+from pdjax.serve.loading import Model, load
 from pdjax.serve.log import ServerLog, take_over
 from pdjax.serve.node import Node
 from pdjax.serve.ready import print_ready
@@ -34,7 +35,10 @@ ALIVE_POLL_S = 1.0
 
 
 def run_server(args: ServeArgs) -> NoReturn:
-    """The process of ``pdjax serve``. Raises ConfigError before it has any thread; later it prints it itself."""
+    """The process of ``pdjax serve``. Raises ConfigError before it has any thread; later it prints it itself.
+
+    Exit codes: 0 asked to end, 1 something has died, 2 it cannot be started like this.
+    """
     args.check()
     server_log = ServerLog(form=args.log_format, level=args.log_level)
     take_over(server_log)
@@ -45,11 +49,13 @@ def run_server(args: ServeArgs) -> NoReturn:
     request.listen()
     try:
         _serve(args, request, server_log)
-    except (
-        ConfigError
-    ) as error:  # threads of libraries run: an ordinary exit could crash (facts/transfer row 16)
+    # Threads of libraries run: an exit through the interpreter's teardown could crash (facts/transfer row 16).
+    except ConfigError as error:
         print(f"pdjax: {error}", file=sys.stderr)
         leave(2)
+    except BaseException:
+        log.exception("this process ends: its main thread has met an error")
+        leave(1)
 
 
 def _serve(args: ServeArgs, request: EndRequest, server_log: ServerLog) -> NoReturn:
@@ -63,11 +69,15 @@ def _serve(args: ServeArgs, request: EndRequest, server_log: ServerLog) -> NoRet
         args = args.at_registry(args.host, bootstrap.port)
     url = url_of(sock, args.door.scheme)
     server_log.event("loading", model=args.model, url=url)  # it takes a while, and an operator waits
-    node = Node(args, load(args), url, server_log, on_drain=lambda: request.ask("POST /drain"))
+    model = _load(args, request)
+    if model is None:
+        _leave_early(request, server_log, bootstrap)
+    node = Node(args, model, url, server_log, on_drain=lambda: request.ask("POST /drain"))
     server_log.event("compiling", instance_id=node.instance_id)
     node.start()
     while not node.loaded(LOADED_POLL_S):
-        pass
+        if request.asked:
+            _leave_early(request, server_log, bootstrap)
     spans = _spans(args, node)
     app = build_app(
         node,
@@ -78,7 +88,6 @@ def _serve(args: ServeArgs, request: EndRequest, server_log: ServerLog) -> NoRet
     )
     counters = app.state.desk.counters
     http = HttpThread(protected(app, args.api_key()), sock, "http", door=args.door, counters=counters)
-    request.serving = True
     http.start()
     node.announce()
     server_log.event("ready", url=url, role=node.role, instance_id=node.instance_id, epoch=str(node.epoch))
@@ -91,23 +100,35 @@ def _serve(args: ServeArgs, request: EndRequest, server_log: ServerLog) -> NoRet
     node.router = _router_member(args, node, url, server_log)
     node.router.start()
     node.watchdog = Watchdog(node, server_log, args.watchdog_timeout_s)
-    while not request.asked and not _has_failed(node, http):
+    failure = Failure(node, http)
+    while not request.asked and not failure.seen():
         request.wait(ALIVE_POLL_S)
         node.watchdog.look(time.monotonic())
-    end(node, http, request, server_log, args.drain_limit_s, failed=not request.asked)
+    code = end(node, http, request, failure, server_log, args.drain_limit_s)
     if spans is not None:
         spans.close()
     if bootstrap is not None:
         bootstrap.stop()
-    leave(0 if request.asked else 1)
+    leave(code)
 
 
-def _has_failed(node: Node, http: HttpThread) -> bool:
-    """Nobody would end the requests that wait here (V1): leave, and be started again."""
-    why = node.failed() if http.alive else "the HTTP server has ended"
-    if why is not None:
-        log.error("this process ends: %s", why)
-    return why is not None
+def _load(args: ServeArgs, request: EndRequest) -> Model | None:
+    """On a thread of its own, so that this one hears who asks for the end. None: somebody has. Raises what load does."""
+    loading = ThreadPoolExecutor(1, "loader").submit(load, args)
+    loading.add_done_callback(lambda _: request.wake())
+    while not loading.done() and not request.asked:
+        request.wait(ALIVE_POLL_S)
+    return None if request.asked else loading.result()
+
+
+def _leave_early(
+    request: EndRequest, server_log: ServerLog, bootstrap: HTTPBootstrapServer | None
+) -> NoReturn:
+    """Nobody knows the node yet, and nothing is to be drained; but the registry may be answering others."""
+    if bootstrap is not None:
+        bootstrap.stop()
+    server_log.event("ended", reason=request.by)
+    leave(0)
 
 
 def _router_member(args: ServeArgs, node: Node, url: str, server_log: ServerLog) -> RouterMember:

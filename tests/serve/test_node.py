@@ -87,3 +87,20 @@ def test_an_abort_counts_the_rooms_that_it_ends_however_fast_the_scheduler_is(no
     for name in ("abort", "abort_all"):
         monkeypatch.setattr(node.scheduler, name, lambda *rid: rooms.clear())
     assert ask(node) == 1 and not rooms
+
+
+def test_a_node_whose_scheduler_has_died_still_says_what_is_left_and_what_its_driver_has_to_say(
+    node, monkeypatch
+):
+    """It is about to end: what it cuts off is counted, and the peers are told as long as the driver lives."""
+    node.submit(Request("left", [5, 6], SamplingParams(max_new_tokens=2), sink=lambda output: None))
+    monkeypatch.setattr(node, "_dead", "the scheduler thread has died")
+    assert node.unfinished() == 1
+    held = {"notices": 1, "pending_effects": 0}
+    for alive in (True, False):
+        driver = SimpleNamespace(alive=lambda alive=alive: alive, quiescent=lambda: held)
+        monkeypatch.setattr(node, "manager", driver)
+        assert node.has_last_words() is alive
+    monkeypatch.setattr(node, "manager", None)
+    node.abort("left")
+    node.scheduler.host_work()
