@@ -24,7 +24,7 @@ IMPURE = {
     "datetime",
     "selectors",
 }
-SIM_MAY = ("pdjax.core", "pdjax.sched", "pdjax.sim", "pdjax.engine.base", "pdjax.engine.ports", "pdjax.engine.manager", "pdjax.engine.driver", "pdjax.engine.rooms",
+SIM_MAY = ("pdjax.core", "pdjax.sched", "pdjax.sim", "pdjax.engine.base", "pdjax.engine.ports", "pdjax.engine.manager", "pdjax.engine.driver", "pdjax.engine.performer", "pdjax.engine.rooms",
            "pdjax.engine.peers", "pdjax.engine.bootstrap.registry", "pdjax.engine.bootstrap.registration", "pdjax.faults")  # fmt: skip
 # ``sim replay --engine jax`` starts real processes: what it needs is imported when it is asked for, not before.
 SIM_STARTS = {("pdjax.sim.command", "pdjax.campaign.one"), ("pdjax.sim.command", "pdjax.campaign")}

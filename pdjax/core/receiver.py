@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from pdjax.core import transitions as t
+from pdjax.core.by_peer import RoomsByPeer
 from pdjax.core.effects import ArmTimer, Effect
 from pdjax.core.identity import Minter
 from pdjax.core.pools import PoolTransferSpec
@@ -36,12 +36,14 @@ class ReceiverSide:
     fingerprint: str
     page_size: int
     pools: list[PoolTransferSpec]
-    rooms: dict[int, ReceiverRoom] = field(default_factory=dict)
+    rooms: dict[int, ReceiverRoom] = field(default_factory=dict)  # written by ``keep``
     peers: dict[str, PeerLife] = field(default_factory=dict)
     now: float = 0.0
 
     def __post_init__(self) -> None:
         self.minter = Minter(self.epoch)
+        self.n_notices = 0  # that have no answer yet, of all rooms
+        self._by_peer = RoomsByPeer(self.rooms)
 
     def handle(self, room: int, ev: Event, now: float, leg: Any = None) -> tuple[list[Effect], Transition]:
         """One event for one room. A message of another attempt meets the table as if there were no record."""
@@ -52,11 +54,15 @@ class ReceiverSide:
             if leg is not None:
                 record.digest, record.n_tokens = leg.digest, leg.n_prompt
         effects, line = record.handle(ev, now)
-        if record.state != t.ABSENT:
-            self.rooms[room] = record
-        elif self.rooms.get(room) is record:
-            del self.rooms[room]
+        self.keep(record)
         return effects, line
+
+    def keep(self, record: ReceiverRoom) -> None:
+        """After each event, and for a record that is set up in a state: what is known of all rooms follows it."""
+        self._by_peer.keep(record)
+        n = len(record.notices) if self.rooms.get(record.room) is record else 0
+        self.n_notices += n - record.n_noted
+        record.n_noted = n
 
     @staticmethod
     def _of_another_attempt(record: ReceiverRoom, ev: Event) -> bool:
@@ -88,9 +94,5 @@ class ReceiverSide:
         return life is not None and self.now - life.last_answer < self.settings.peer_timeout_s
 
     def rooms_of(self, peer: str) -> list[int]:
-        """Rooms bound to that P, asking it, or with a notice for it."""
-        return [
-            r.room
-            for r in self.rooms.values()
-            if r.bound == peer or peer in r.candidates or peer in r.notices
-        ]
+        """Live rooms bound to that P or asking it, and all with a notice for it."""
+        return [r.room for r in self._by_peer.of(peer)]

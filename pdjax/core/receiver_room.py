@@ -66,7 +66,15 @@ class ReceiverRoom(Room):
         self.manifest: Manifest | None = None
         self.pulling = False
         self.notices: dict[str, Notice] = {}
+        self.n_noted = 0  # of them in ReceiverSide.n_notices
         self.hello_gap_s = FIRST_GAP_S
+
+    def concerns(self) -> dict[str, None]:
+        """A tombstone has only its notices to lose (the table's rows for S and F: end_notice)."""
+        if not self.live:
+            return dict.fromkeys(self.notices)
+        bound = (self.bound,) if self.bound else ()
+        return dict.fromkeys((*bound, *self.candidates, *self.notices))
 
     # conditions
 

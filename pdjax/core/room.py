@@ -6,7 +6,7 @@ effect's name is a method that changes the record and returns what the driver mu
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -89,6 +89,8 @@ class Room:
         self.status = 503  # of the answer to the client, once the room has failed
         self.row_reason = ""  # of the row being performed
         self.timers: dict[str, float] = {}  # kind → deadline; the driver's heap may hold older ones
+        self.serial = 0  # its place in the table, and the peers it is noted under there (core.by_peer)
+        self.noted: Mapping[str, None] = {}
 
     @property
     def poll(self) -> KVPoll:
@@ -97,6 +99,10 @@ class Room:
     @property
     def live(self) -> bool:
         return self.state in t.LIVE
+
+    def concerns(self) -> Mapping[str, None]:
+        """The peers whose end or rebirth can change something here."""
+        raise NotImplementedError
 
     def holds(self, condition: str, ev: Event) -> bool:
         """What the table would be told of this condition; changes nothing."""

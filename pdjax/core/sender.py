@@ -13,6 +13,7 @@ from typing import Any
 from pdjax.core import transitions as t
 from pdjax.core import wire
 from pdjax.core.budget import Budget, Slot
+from pdjax.core.by_peer import RoomsByPeer
 from pdjax.core.effects import (
     Answer,
     ArmTimer,
@@ -96,6 +97,10 @@ class SenderRoom(Room):
     def wanted(self) -> bool:
         """Its prompt may be prefilled as far as D is concerned: gated, only once D has said hello."""
         return bool(self.peer) or not self.settings.gated
+
+    def concerns(self) -> dict[str, None]:
+        """Bytes in limbo outlive the room: they are looked up beside (``rooms_of_older_life``)."""
+        return {self.peer: None} if self.live and self.peer else {}
 
     # conditions
 
@@ -317,13 +322,14 @@ class SenderSide:
     fingerprint: str
     page_size: int
     budget: Budget
-    rooms: dict[int, SenderRoom] = field(default_factory=dict)
+    rooms: dict[int, SenderRoom] = field(default_factory=dict)  # written by ``keep``
     early: OrderedDict[int, dict[tuple[str, int, str], Early]] = field(default_factory=OrderedDict)
     limbo: dict[LimboKey, Limbo] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.minter = Minter(self.epoch)
         self.n_early = 0
+        self._by_peer = RoomsByPeer(self.rooms)
 
     def handle(self, room: int, ev: Event, now: float, digest: str = "") -> tuple[list[Effect], Transition]:
         """One event for one room, which may not exist. digest: the leg's, for events that create a record."""
@@ -332,15 +338,16 @@ class SenderSide:
             record = SenderRoom(room, self)
             record.digest = digest
         effects, line = record.handle(ev, now)
-        if record.state == t.ABSENT:
-            self.rooms.pop(room, None)
-        else:
-            self.rooms[room] = record
+        self.keep(record)
         return effects, line
+
+    def keep(self, record: SenderRoom) -> None:
+        """After each event, and for a record that is set up in a state."""
+        self._by_peer.keep(record)
 
     def rooms_of_older_life(self, peer: str, epoch: int) -> list[int]:
         """Rooms bound to, or in limbo for, a life of that peer before epoch."""
-        bound = [r.room for r in self.rooms.values() if r.live and r.peer == peer and r.peer_epoch < epoch]
+        bound = [r.room for r in self._by_peer.of(peer) if r.peer_epoch < epoch]
         limbo = [k.room for k, v in self.limbo.items() if k.peer == peer and v.epoch < epoch]
         return list(dict.fromkeys(bound + limbo))
 

@@ -1,96 +1,26 @@
 """Driver: what one turn of the driver thread does (design §1.2, protocol §7).
 
-It reads frames and transport events, fires due timers, and performs the table's effects through the ports; nothing
-else may touch a port. It computes nothing and waits for nothing. Must never import JAX or start a thread.
+It reads frames and transport events, fires due timers, and has the table's effects performed (``Performer``). It
+computes nothing and waits for nothing. Must never call a port under the manager's lock, import JAX or start a thread.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
-
-import msgspec
 
 from pdjax.core import effects as fx
 from pdjax.core import transitions as t
 from pdjax.core import wire
-from pdjax.core.identity import peer_key
-from pdjax.core.pools import KVArgs
-from pdjax.core.room import Event, IllegalEvent
-from pdjax.core.settings import PDSettings
-from pdjax.core.trace import EventLog
+from pdjax.core.room import Event
 from pdjax.engine.base import Packed
-from pdjax.engine.peers import PeerBook
+from pdjax.engine.performer import Performer
 from pdjax.engine.ports import FrameIn, LookupDone, PullDone, PullSettled, Refused, TransportEvent
-from pdjax.engine.rooms import DropPeer, LockedRooms, Ports
-
-# The transport's lazy timeouts fire only when its tables are touched (peer-servers rule 2); it may name its own tick_s.
-TICK_S = 0.25
+from pdjax.engine.rooms import DropPeer, ForgetSilentPeers, TickTransport
 
 
-@dataclass(eq=False)
-class _Pull:
-    """One pull under way in the transport, and the room that asked for it."""
-
-    start: fx.StartPull
-    abandoned: bool = False
-
-
-class Driver(LockedRooms):
+class Driver(Performer):
     """``turn`` while ``next_deadline`` is due; every method is of the driver thread."""
-
-    def __init__(
-        self,
-        args: KVArgs,
-        bootstrap_addr: str,
-        *,
-        role: str,
-        settings: PDSettings,
-        ports: Ports,
-        epoch: int,
-        budget_bytes: int,
-        secret: bytes = b"",
-        log: EventLog | None = None,
-        on_event: Callable[[], None] = lambda: None,
-    ) -> None:
-        super().__init__(
-            args,
-            bootstrap_addr,
-            role=role,
-            settings=settings,
-            ports=ports,
-            epoch=epoch,
-            budget_bytes=budget_bytes,
-            log=log,
-            on_event=on_event,
-        )
-        self._inbox: deque[TransportEvent | LookupDone] = deque()
-        # Of the channel: what a turn that failed has left unread is read in the next one.
-        self._arrived: deque[FrameIn | Refused] = deque()
-        self._pulls: dict[int, _Pull] = {}
-        self._pull_ids: dict[tuple[int, int], int] = {}
-        self.peers = PeerBook(
-            args.instance_id,
-            epoch,
-            settings,
-            secret,
-            ports.channel,
-            self.counters.add,
-            self._log_wire,
-            self._evicted,
-        )
-        self._tick_s: float = getattr(ports.transport, "tick_s", TICK_S)
-        self._arm(("tick", None), ports.clock() + self._tick_s)
-        ports.transport.start(self._post)
-        ports.registry.start(self._post)
-
-    def _post(self, event: TransportEvent | LookupDone) -> None:
-        """The sink of the transport and of the registry, from their threads."""
-        self._inbox.append(event)
-        self.ports.channel.wake()
 
     def turn(self) -> None:
         """One turn of the driver: read everything, then fire due timers, then perform (protocol §7: a process
@@ -133,14 +63,6 @@ class Driver(LockedRooms):
                     self._log_wire("delivered", link.instance, m)
                 self._safely(m.room, Event(wire.EVENT_OF[type(m)], link.instance, frame.epoch, m))
 
-    def _safely(self, room: int, ev: Event) -> None:
-        """Wire input and timers never stop the driver (S11)."""
-        try:
-            self._handle(room, ev)
-        except IllegalEvent as e:
-            self.counters.add("illegal")
-            self.log.line("illegal", room, detail=str(e))
-
     def _reborn(self, peer: str, epoch: int, old_epoch: int) -> None:
         """A newer life of the peer has spoken: whatever belonged to the old one is over."""
         with self._lock:
@@ -163,10 +85,10 @@ class Driver(LockedRooms):
             self._pending.append(DropPeer(peer, self.peers.epoch_of(peer)))
 
     def _inbox_event(self, event: TransportEvent | LookupDone) -> None:
+        if isinstance(event, LookupDone):
+            self._looked_up(event)
+            return
         with self._lock:
-            if isinstance(event, LookupDone):
-                self._looked_up(event)
-                return
             pull = self._pulls.pop(event.pull_id, None)
             if pull is None:
                 return
@@ -194,19 +116,26 @@ class Driver(LockedRooms):
         self._safely(room, Event("peer_failed", peer=start.peer, detail=detail))
 
     def _looked_up(self, done: LookupDone) -> None:
-        record, leg = self.receiver.rooms.get(done.tag), self._legs.get(done.tag)
-        if record is None or leg is None:
-            return
-        entries = done.entries
-        if not entries and done.rejected and not record.candidates:
-            why = "; ".join(f"{name}: {reason}" for name, reason in done.rejected.items())
-            self._safely(done.tag, Event("no_candidate", detail=f"no compatible prefill instance ({why})"))
-            return
+        with self._lock:
+            record = self.receiver.rooms.get(done.tag)
+            if record is None or done.tag not in self._legs:
+                return
+            entries = done.entries
+            if not entries and done.rejected and not record.candidates:
+                why = "; ".join(f"{name}: {reason}" for name, reason in done.rejected.items())
+                self._safely(
+                    done.tag, Event("no_candidate", detail=f"no compatible prefill instance ({why})")
+                )
+                return
         if done.error:
             self.counters.add("lookups_failed")
-        for e in entries:
+        for e in (
+            entries
+        ):  # without the lock: a P with another address, or one too many, has its connection closed
             self.peers.learn(e.instance_id, e.zmq_addr, self.ports.clock())
-        self._safely(done.tag, Event("candidates", data=[(e.instance_id, e.epoch) for e in entries]))
+        with self._lock:
+            if done.tag in self.receiver.rooms:
+                self._safely(done.tag, Event("candidates", data=[(e.instance_id, e.epoch) for e in entries]))
 
     # ------------------------------------------------------------------ timers
 
@@ -215,15 +144,27 @@ class Driver(LockedRooms):
         with self._lock:
             while self._timers and self._timers[0][0] <= now:
                 at, _, timer = heapq.heappop(self._timers)
-                if self._armed.get(timer) == at:  # else a sooner one of the same key has fired in its place
-                    del self._armed[timer]
+                if self._armed.get(timer) != at:  # a sooner one of the same key has fired in its place
+                    continue
+                del self._armed[timer]
+                try:
                     self._fire(*timer, now)
+                except Exception as e:
+                    self._timer_failed(*timer, now, e)
+
+    def _timer_failed(self, kind: str, key: Any, now: float, error: Exception) -> None:
+        """A fault of ours in one handler: the others fire, and this one again, for what it was to end or free (S11)."""
+        room = key if kind in t.TIMER_EVENTS or kind == "early" else key.room if kind == "limbo" else None
+        self._failed(f"{kind}_timer", room, error)
+        record = self.rooms.get(key) if kind in t.TIMER_EVENTS else None
+        if record is not None:
+            record.timers.setdefault(kind, now + self._tick_s)
+        self._arm((kind, key), now + self._tick_s)
 
     def _fire(self, kind: str, key: Any, now: float) -> None:
         if kind == "tick":
-            self.ports.transport.tick()
-            self._forget_silent_peers(now)
             self._arm(("tick", None), now + self._tick_s)
+            self._keep([TickTransport(), ForgetSilentPeers(now - self.settings.withdrawn_life_s)])
         elif kind == "silence":
             self._silence(key, now)
         elif kind == "limbo":
@@ -267,157 +208,3 @@ class Driver(LockedRooms):
         pull = self._pulls.get(pull_id)
         if pull is not None:
             self._replace_server(pull.start)
-
-    def _replace_server(self, start: fx.StartPull) -> None:
-        """Give up the server of that life of P with every pull on it; its other rooms fail over (protocol §6)."""
-        self.counters.add("servers_replaced")
-        why = "the transfer server of this peer was replaced"
-        with self._lock:
-            for room in self.receiver.rooms_of(start.peer):
-                record = self.receiver.rooms[room]
-                if record.state == t.LETTERS["T"] and record.bound == start.peer:
-                    self._safely(room, Event("peer_failed", peer=start.peer, detail=why))
-            self._pending.append(DropPeer(start.peer, start.epoch))
-
-    # ------------------------------------------------------------------ peers that are gone
-
-    def _evicted(self, peer: str, epoch: int) -> None:
-        """The peer book forgot this peer: so do the transport, which holds a server for it, and D's silence timer."""
-        with self._lock:
-            self.receiver.gone(peer)
-            self._pending.append(DropPeer(peer, epoch))
-
-    def _forget_silent_peers(self, now: float) -> None:
-        """A peer that came back under another name never says that its old one is over (peer-servers rule 4)."""
-        for peer, epoch in self.peers.silent(now - self.settings.withdrawn_life_s):
-            if self.role == t.SENDER:
-                used = bool(self.sender.rooms_of_older_life(peer, epoch + 1))
-            else:
-                used = bool(self.receiver.rooms_of(peer))
-            if not used:
-                self.counters.add("peers_forgotten")
-                self.peers.forget(peer)
-
-    # ------------------------------------------------------------------ effects on ports
-
-    def _perform(self) -> None:
-        while True:
-            with self._lock:
-                if not self._pending:
-                    return
-                effect = self._pending.popleft()
-            try:
-                self._perform_one(effect)
-            except Exception as e:
-                self._effect_failed(effect, e)
-
-    def _perform_one(self, e: fx.Effect | DropPeer) -> None:
-        transport = self.ports.transport
-        if isinstance(e, fx.Send):
-            self._send(e)
-        elif isinstance(e, fx.Register):
-            key = peer_key(e.peer, e.epoch)
-            transport.offer(key, e.uuid, e.packed)
-            self.tally.moved_bytes.add(sum(part.nbytes for part in e.packed.parts))
-            self.note("registered", e.room, uuid=str(e.uuid), peer=e.peer, peer_epoch=str(e.epoch))
-        elif isinstance(e, fx.Withdraw):
-            transport.withdraw(peer_key(e.peer, e.epoch), e.uuid, self.settings.withdrawn_life_s)
-            self.note("withdrawn", e.room, uuid=str(e.uuid), peer=e.peer)
-        elif isinstance(e, fx.ReturnSlot):
-            self._return_slot(e)
-        elif isinstance(e, fx.Lookup):
-            self._look_up(e.room)
-        elif isinstance(e, fx.StartPull):
-            self._start_pull(e)
-        elif isinstance(e, fx.AbandonPull):
-            self._abandon(e)
-        elif isinstance(e, DropPeer):
-            transport.drop_peer(peer_key(e.peer, e.epoch))
-
-    def _return_slot(self, e: fx.ReturnSlot) -> None:
-        """Here and not in the core: whatever was to be withdrawn before it has been (RFC-2 §5.5 mode B)."""
-        with self._lock:
-            assert self.host_slots is not None
-            self.host_slots.give_back(e.slot, quiet=e.quiet)
-            if not e.quiet:
-                self.counters.add("slots_replaced")
-            self.log.line("slot_freed", e.room, slot=e.slot.number, quiet=e.quiet)
-            self._keep([fx.BudgetFreed(e.room, 0)])  # who was refused for the lack of a slot asks again (V11)
-
-    def _send(self, e: fx.Send) -> None:
-        m = e.message
-        if isinstance(m, wire.Ready):
-            record = self.sender.rooms.get(m.room)
-            if record is None or record.state != t.LETTERS["T"]:
-                self.counters.add("ready_withheld")  # registering has failed since: nothing is offered (S13)
-                return
-            address = self.ports.transport.address_for(peer_key(e.peer, self.peers.epoch_of(e.peer)))
-            m = msgspec.structs.replace(
-                m, manifest=msgspec.structs.replace(m.manifest, transfer_address=address)
-            )
-        self.peers.send(e.peer, m)
-
-    def _look_up(self, room: int) -> None:
-        leg = self._legs.get(room)
-        if leg is None:
-            return
-        self.ports.registry.lookup(room, leg.bootstrap_host, leg.bootstrap_port)
-
-    def _start_pull(self, e: fx.StartPull) -> None:
-        with self._lock:
-            record = self.receiver.rooms.get(e.room)
-            if record is None or record.attempt != e.attempt or record.state != t.LETTERS["T"]:
-                self._never_pulled(e)
-                return
-        pull_id = self.ports.transport.pull(
-            peer_key(e.peer, e.epoch), e.manifest.transfer_address, e.manifest.uuid, e.parts
-        )
-        with self._lock:
-            self._pulls[pull_id] = _Pull(e)
-            self._pull_ids[(e.room, e.attempt)] = pull_id
-            self.log.line("pull_started", e.room, uuid=str(e.manifest.uuid), peer=e.peer)
-
-    def _abandon(self, e: fx.AbandonPull) -> None:
-        """Into the graveyard, which is bounded in time and, for each peer, in bytes."""
-        pull_id = self._pull_ids.get((e.room, e.attempt))
-        if pull_id is None:  # it has ended already
-            return
-        self.ports.transport.abandon(pull_id)
-        pull = self._pulls[pull_id]
-        pull.abandoned = True
-        with self._lock:
-            self._arm(("graveyard", pull_id), self.ports.clock() + self.settings.graveyard_timeout_s)
-        peer = (pull.start.peer, pull.start.epoch)
-        buried_bytes = sum(
-            p.start.manifest.nbytes
-            for p in self._pulls.values()
-            if p.abandoned and (p.start.peer, p.start.epoch) == peer
-        )
-        if buried_bytes > self.settings.max_graveyard_bytes:
-            self._replace_server(pull.start)
-
-    def _never_pulled(self, e: fx.StartPull) -> None:
-        """The room ended between the decision and the pull: nothing was issued, so it is quiet now."""
-        record = self.receiver.rooms.get(e.room)
-        if record is not None and record.attempt == e.attempt and record.state == t.LETTERS["F"]:
-            self._safely(e.room, Event("pull_settled"))
-
-    def _effect_failed(self, effect: fx.Effect | DropPeer, error: Exception) -> None:
-        """A port raised: the room that needed it fails, the driver goes on (S11)."""
-        self.counters.add(f"effect_failed_{type(effect).__name__}")
-        room = getattr(effect, "room", None)
-        self.note(
-            "effect_failed", room, effect=type(effect).__name__, detail=f"{type(error).__name__}: {error}"
-        )
-        if isinstance(effect, fx.StartPull):
-            with self._lock:
-                record = self.receiver.rooms.get(effect.room)
-                if record is not None and record.attempt == effect.attempt and record.state == t.LETTERS["T"]:
-                    self._safely(
-                        effect.room,
-                        Event("peer_failed", peer=effect.peer, detail=f"the pull could not start: {error}"),
-                    )
-                else:
-                    self._never_pulled(effect)
-        elif isinstance(effect, fx.Register):
-            self.event(effect.room, Event("engine_error", detail=f"the KV could not be registered: {error}"))

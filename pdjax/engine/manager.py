@@ -1,8 +1,8 @@
 """KVManager: the protocol's core between a scheduler and the ports (design §1).
 
-Three layers: ``LockedRooms`` (the table under one lock, for any thread), ``Driver`` (what the driver thread does in
-one turn, alone with channel, transport and registry), and here what a scheduler and an operator call. The simulator
-calls the same ``turn``. Must never import JAX or start a thread.
+Four layers: ``LockedRooms`` (the table under one lock, for any thread), ``Performer`` (its effects on channel, transport
+and registry, without the lock), ``Driver`` (one turn of the driver thread), and here what a scheduler and an operator
+call. The simulator calls the same ``turn``. Must never import JAX or start a thread.
 """
 
 from __future__ import annotations
@@ -43,14 +43,12 @@ class KVManager(Driver):
 
     def quiescent(self) -> dict[str, int]:
         """What still belongs to somebody: all zero when everything is free (tombstones not counted)."""
-        known = [*self.receiver.rooms.values()]  # counted outside: tombstones are many, and the driver waits
-        notices = sum(len(record.notices) for record in known)
         with self._lock:
             return {
                 "live_rooms": self._n_live,
                 "budget_bytes": self.sender.budget.charged_bytes,
                 "limbo": len(self.sender.limbo),
-                "notices": notices,
+                "notices": self.receiver.n_notices,
                 "pulls": len(self._pulls),
                 "pending_effects": len(self._pending),
                 "host_slots": len(self.host_slots.held) if self.host_slots is not None else 0,

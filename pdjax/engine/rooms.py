@@ -1,7 +1,7 @@
 """LockedRooms: the protocol's table under one lock, for every thread of a process (design §1.2).
 
 A call runs the table and never waits. What the table wants done to the world is queued for the driver, what the
-scheduler must know is queued for it. Must never call a port, except to wake the driver.
+scheduler must know is queued for it. Must never call a port, except to read the clock and to wake the driver.
 """
 
 from __future__ import annotations
@@ -42,6 +42,23 @@ class DropPeer:
 
     peer: str
     epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class TickTransport:
+    """Let the transport look at its own timeouts."""
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetSilentPeers:
+    """Give up the peers that nothing was heard of since then and no room needs."""
+
+    since: float
+
+
+Upkeep = (
+    DropPeer | TickTransport | ForgetSilentPeers
+)  # that the driver owes its ports beside the table's effects
 
 
 @dataclass
@@ -91,7 +108,7 @@ class LockedRooms(BaseKVManager):
         self._on_event = on_event
         self._runner: Any = None
         self._lock = threading.RLock()
-        self._pending: deque[fx.Effect | DropPeer] = deque()
+        self._pending: deque[fx.Effect | Upkeep] = deque()
         self._events: deque[KVEvent] = deque()
         self._timers: list[tuple[float, int, fx.TimerKey]] = []
         self._timer_seq = 0
@@ -234,7 +251,7 @@ class LockedRooms(BaseKVManager):
         if not rooms:
             del self._live_by_rid[rid]
 
-    def _keep(self, effects: Sequence[fx.Effect | DropPeer]) -> None:
+    def _keep(self, effects: Sequence[fx.Effect | Upkeep]) -> None:
         for e in effects:
             if isinstance(e, fx.ArmTimer):
                 self._arm(e.key, e.at)

@@ -66,6 +66,7 @@ from pdjax.core.room import Room
 from pdjax.core.sender import SenderRoom, SenderSide
 from pdjax.engine.bootstrap.registry import Registry
 from pdjax.engine.driver import Driver
+from pdjax.engine.performer import Performer
 from pdjax.sched.batch import Fifo
 from pdjax.sched.decode import SchedulerDisaggregationDecodeMixin as DecodeMixin
 from pdjax.sched.pages import PageAllocator
@@ -123,7 +124,7 @@ BREAKS = [
         lambda: attribute(HostSlots, "give_back", always_quiet),
         hangs_beyond_the_limbo,
     ),
-    ("S3", "a slot stays", lambda: attribute(Driver, "_return_slot", nothing), staged),
+    ("S3", "a slot stays", lambda: attribute(Performer, "_return_slot", nothing), staged),
     ("S4", "two rooms in one slot", lambda: attribute(runner, "_staged", one_memory), staged_side_by_side),
     ("S17", "no slot is taken", lambda: attribute(HostSlots, "take", nothing), staged),
     ("S17", "pull without pages", lambda: no_pages(), plain),

@@ -59,6 +59,11 @@ class JaxTransferKVManager(KVManager):
             self.counters.add("driver_stalls")
             log.warning("a turn of the driver took %.2f s", took)
 
+    def _failed(self, what: str, room: int | None, error: Exception) -> None:
+        super()._failed(what, room, error)
+        if self.counters.counts[f"effect_failed_{what}"] == 1:
+            log.warning("%s failed; from now on that is only counted", what, exc_info=error)
+
     def stop(self, wait_s: float) -> None:
         """End the driver, then the ports in order: registry, transport (at most wait_s), channel."""
         self._stopping.set()

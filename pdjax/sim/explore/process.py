@@ -216,7 +216,7 @@ class _SenderRun(_Run):
             record.reason = "lost"
             record.offer = _offer(r[S_OFFER])
             record.timers = dict.fromkeys(r[S_TIMERS], 0.0)
-            side.rooms[r[S_ROOM]] = record
+            side.keep(record)
         for room, entries in state[EARLY]:
             side.early[room] = {
                 (peer, attempt, digest): Early(kind, peer, epoch, attempt, digest, NEVER)
@@ -297,7 +297,7 @@ class _ReceiverRun(_Run):
             record.manifest = manifest(*r[R_MANIFEST]) if r[R_MANIFEST] else None
             record.notices = {peer: Notice(kind, peer, epoch, 0.0) for peer, kind, epoch in r[R_NOTICES]}
             record.timers = dict.fromkeys(r[R_TIMERS], 0.0)
-            side.rooms[r[R_ROOM]] = record
+            side.keep(record)
         for peer, waiting, answered in state[PEERS]:
             side.peers[peer] = PeerLife(0.0 if waiting else None, 0.0 if answered else float("-inf"))
 
