@@ -60,7 +60,7 @@ class PortArgs:
     ssl_keyfile: str = arg("ssl-keyfile", "PEM file of that certificate's key, not encrypted", "")
     max_connections: int = arg(
         "max-connections",
-        "HTTP connections held at once; one beyond is answered 503 and closed",
+        "HTTP connections held at once; one beyond is answered 503 and closed (with TLS: closed)",
         MAX_CONNECTIONS,
     )
     secret_file: str = arg(

@@ -7,7 +7,7 @@ import pytest
 
 from pdjax.core import wire
 from pdjax.core.settings import PDSettings
-from pdjax.engine.bootstrap import connections, httpd, registry, server
+from pdjax.engine.bootstrap import connections, httpd, listener, registry, server
 from pdjax.engine.jax_transfer import channel
 from pdjax.serve.app import OPEN_PATHS
 from pdjax.serve.args import ServeArgs
@@ -22,7 +22,9 @@ SETTINGS, HTTP = PDSettings(), HttpLimits()
     "stated",
     [
         f"`--max-connections` {connections.MAX_CONNECTIONS}",
-        f"| time to say what it wants | {connections.HEAD_TIMEOUT_S:g} s |",
+        f"`ulimit -n` less {listener.SPARE_DESCRIPTORS} |",
+        f"| time for a TLS handshake | {connections.HEAD_TIMEOUT_S:g} s |",
+        f"| time to say what it wants, after that | {connections.HEAD_TIMEOUT_S:g} s |",
         f"| time to send a body | {httpd.BODY_TIMEOUT_S:g} s |",
         f"`max_body_bytes` {HTTP.max_body_bytes}; {server.MAX_BODY_BYTES} at the registry",
         f"`max_batch` {HTTP.max_batch}",

@@ -1,4 +1,4 @@
-"""Connections of an HTTP port: how many there may be, and how long one may take to say what it wants.
+"""Connections of an HTTP port: how long one may take to say what it wants. How many there may be: ``listener``.
 
 uvicorn bounds neither: a stranger could hold every file descriptor of a process with connections that say nothing
 (S12). Must never look at what a request means.
@@ -14,25 +14,33 @@ import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from pdjax.engine.bootstrap.listener import BoundedListener
+
 MAX_CONNECTIONS = 2048  # clients of a full queue, and as many idle ones of the routers' pools
-HEAD_TIMEOUT_S = 30.0  # from the first byte that is waited for to the end of a request's head
-FULL = b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+HEAD_TIMEOUT_S = 30.0  # of a TLS handshake; and from the first byte waited for to the end of a request's head
 
 
 class BoundedConfig(uvicorn.Config):
-    """counters get ``connections_refused`` and ``slow_heads``."""
+    """counters get ``slow_heads``."""
 
     def __init__(
-        self, app: Any, *, max_connections: int, head_timeout_s: float, counters: Counter[str], **more: Any
+        self,
+        app: Any,
+        *,
+        listener: BoundedListener,
+        head_timeout_s: float,
+        counters: Counter[str],
+        **more: Any,
     ) -> None:
-        super().__init__(app, http=BoundedProtocol, **more)
-        self.max_connections = max_connections
+        # another loop would accept in its own way, past the listener's limit
+        super().__init__(app, http=BoundedProtocol, loop="asyncio", **more)
+        self.listener = listener
         self.head_timeout_s = head_timeout_s
         self.counters = counters
 
 
 class BoundedProtocol(H11Protocol):
-    """One connection. Beyond the limit it is answered 503 and closed; so is one whose head does not come, unanswered."""
+    """One connection. If its head does not come it is closed, unanswered."""
 
     config: BoundedConfig
 
@@ -41,12 +49,7 @@ class BoundedProtocol(H11Protocol):
         self._head_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        if len(self.connections) >= self.config.max_connections:
-            self.config.counters["connections_refused"] += 1
-            self.transport = transport
-            transport.write(FULL)
-            transport.close()
-            return
+        self.config.listener.greeted(transport.get_extra_info("socket").fileno())
         super().connection_made(transport)
         self._await_head()
 

@@ -20,6 +20,7 @@ from starlette.requests import ClientDisconnect, Request
 from pdjax.core.errors import ConfigError
 from pdjax.engine.bootstrap.access import base_url
 from pdjax.engine.bootstrap.connections import HEAD_TIMEOUT_S, MAX_CONNECTIONS, BoundedConfig
+from pdjax.engine.bootstrap.listener import BoundedListener
 
 # The routers' pools keep idle connections for less than this. uvicorn's 5 s would close one just as the
 # router writes on it (facts/router §11).
@@ -76,11 +77,11 @@ def url_of(sock: socket.socket, scheme: str = "http") -> str:
     return base_url(host, port, scheme)
 
 
-def http_server(app: Any, door: Door, counters: Counter[str]) -> uvicorn.Server:
-    """A uvicorn server with our settings; run it with ``server.run(sockets=[sock])``."""
+def http_server(app: Any, listener: BoundedListener, door: Door, counters: Counter[str]) -> uvicorn.Server:
+    """A uvicorn server with our settings; run it with ``server.run(sockets=[listener])``."""
     config = BoundedConfig(
         app,
-        max_connections=door.max_connections,
+        listener=listener,
         head_timeout_s=door.head_timeout_s,
         counters=counters,
         ssl_certfile=door.certfile or None,
@@ -111,14 +112,21 @@ class HttpThread:
     ) -> None:
         door = door or Door()
         self.url = url_of(sock, door.scheme)
-        self._sock = sock
-        self._server = http_server(app, door, Counter() if counters is None else counters)
+        counters = Counter() if counters is None else counters
+        self._listener = BoundedListener(
+            sock,
+            max_connections=door.max_connections,
+            handshake_timeout_s=door.head_timeout_s,
+            tls=bool(door.certfile),
+            counters=counters,
+        )
+        self._server = http_server(app, self._listener, door, counters)
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self.error: BaseException | None = None
 
     def _run(self) -> None:
         try:
-            self._server.run(sockets=[self._sock])
+            self._server.run(sockets=[self._listener])
         except BaseException as error:
             self.error = error
             raise
@@ -135,7 +143,7 @@ class HttpThread:
         self._server.should_exit = True
         if self._thread.ident is not None:
             self._thread.join(wait_s)
-        self._sock.close()
+        self._listener.close()
 
 
 async def read_json(request: Request, limit_bytes: int, limit_s: float = BODY_TIMEOUT_S) -> tuple[Any, int]:
