@@ -7,13 +7,13 @@ request's failure end the run: it is counted by kind.
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
+import msgspec
 
 from pdjax.bench.dialects import Dialect, Progress
 from pdjax.bench.workload import Job
@@ -156,11 +156,11 @@ class Run:
 
     def _event(self, text: str, progress: Progress) -> int:
         try:
-            event = json.loads(text)
+            event = msgspec.json.decode(text, type=dict[str, Any])
             if "error" in event:
                 raise Failed(f"event {_reason(event['error'])}", text)
             return self.dialect.read(event, progress)
-        except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
             raise Failed("malformed event", f"{type(error).__name__}: {text}") from None
 
 
@@ -184,8 +184,8 @@ def _reason(error: Any) -> str:
 
 def _refusal(status: int, body: str) -> Failed:
     try:
-        reason = _reason(json.loads(body).get("error"))
-    except (ValueError, AttributeError):  # the rust router cuts bodies short (facts/router §3.3)
+        reason = _reason(msgspec.json.decode(body, type=dict[str, Any]).get("error"))
+    except (ValueError, RecursionError):  # the rust router cuts bodies short (facts/router §3.3)
         reason = ""
     return Failed(f"status {status} {reason}".rstrip(), body)
 

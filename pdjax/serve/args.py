@@ -168,8 +168,8 @@ class ServeArgs(PortArgs):
         """The key of this server's API and of its peers', "" without one. Raises ConfigError."""
         return key_of("api-key-file", self.api_key_file)
 
-    def believed(self) -> ssl.SSLContext | bool:
-        """Whose certificates are believed, as httpx takes it. Raises ConfigError."""
+    def believed(self) -> ssl.SSLContext:
+        """Whose certificates are believed. Raises ConfigError."""
         return verifying(self.ssl_ca_file)
 
     @property

@@ -10,14 +10,15 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
-import httpx
 from rich.console import Console
 from rich.table import Table
 
+from pdjax.engine.bootstrap.asking import Blocking, NoAnswer, http_client, read
 from pdjax.serve.args import ServeArgs
 
+T = TypeVar("T")
 Status = Literal["ok", "warn", "fail"]
 COLOURS = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 PIPED_COLUMNS = 160
@@ -49,28 +50,25 @@ def fail(check: str, found: str, advice: str) -> Finding:
     return Finding(check, "fail", found, advice)
 
 
-class NoAnswer(Exception):
-    """Nobody there, or somebody else; the text says which."""
-
-
-def client_of(args: ServeArgs, key: str) -> httpx.Client:
+def client_of(args: ServeArgs, key: str) -> Blocking:
     """For requests to processes of this deployment. key: their bearer key, "" for none."""
-    headers = {"authorization": f"Bearer {key}"} if key else {}
-    return httpx.Client(trust_env=False, timeout=TIMEOUT_S, headers=headers, verify=args.believed())
+    return Blocking(http_client(key, args.believed()))
 
 
-def ask(http: httpx.Client, url: str, **query: str) -> dict[str, Any]:
-    """The JSON object at url. Raises NoAnswer."""
+def ask_for(http: Blocking, url: str, schema: type[T], **query: str) -> T:
+    """The JSON at url. Raises NoAnswer."""
     try:
-        answer = http.get(url, params=query)
-        if answer.status_code != 200:
-            raise NoAnswer(f"{url} answers {answer.status_code}")
-        body = answer.json()
-    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
-        raise NoAnswer(f"{url}: {type(error).__name__} {error}") from None
-    if not isinstance(body, dict):
-        raise NoAnswer(f"{url} answers something else")
-    return body
+        status, body = http.ask("GET", url, limit_s=TIMEOUT_S, params=query)
+        if status != 200:
+            raise NoAnswer(f"answers {status}")
+        return read(body, schema)
+    except NoAnswer as error:
+        raise NoAnswer(f"{url}: {error}") from None
+
+
+def ask(http: Blocking, url: str) -> dict[str, Any]:
+    """The JSON object at url. Raises NoAnswer."""
+    return ask_for(http, url, dict[str, Any])
 
 
 def state_of(info: Mapping[str, Any]) -> Mapping[str, Any]:

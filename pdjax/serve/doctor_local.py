@@ -18,9 +18,10 @@ from typing import Any
 
 from pdjax.core.errors import ConfigError
 from pdjax.engine.bootstrap.access import base_url
+from pdjax.engine.bootstrap.asking import NoAnswer
 from pdjax.engine.jax_transfer.addresses import host_address
 from pdjax.serve.args import ServeArgs
-from pdjax.serve.doctor import Checks, Finding, NoAnswer, ask, client_of, fail, ok, state_of, warn
+from pdjax.serve.doctor import Checks, Finding, ask, client_of, fail, ok, state_of, warn
 
 FDS_OF_A_PEER = (
     12  # six an end at the first pull (facts/peer-servers §1), and as many again after a reconnect

@@ -11,18 +11,21 @@ import socket
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
-import httpx
+import msgspec
 
 from pdjax.core.errors import ConfigError
-from pdjax.engine.bootstrap.access import base_url
+from pdjax.engine.bootstrap.access import base_url, host_of
+from pdjax.engine.bootstrap.asking import Blocking, NoAnswer
 from pdjax.engine.bootstrap.registry import BadRegistration, Print, parse_print
+from pdjax.engine.bootstrap.registry_answers import ListedSeat
 from pdjax.engine.jax_transfer.addresses import split
 from pdjax.serve.args import ServeArgs
-from pdjax.serve.doctor import TIMEOUT_S, Checks, Finding, NoAnswer, ask, client_of, fail, ok, state_of, warn
+from pdjax.serve.doctor import TIMEOUT_S, Checks, Finding, ask, ask_for, client_of, fail, ok, state_of, warn
 from pdjax.serve.doctor_local import is_loopback
 
+Port = Annotated[int, msgspec.Meta(gt=0, lt=65536)]
 OTHER = {"prefill": "decode", "decode": "prefill"}
 START = "start it with `pdjax bootstrap --host ADDRESS`, or open its port here"
 
@@ -42,6 +45,19 @@ class Seat:
     @property
     def label(self) -> str:
         return f"{self.role} {self.name}"
+
+
+class _Printed(ListedSeat, frozen=True, kw_only=True):
+    age_s: float
+    fingerprint: dict[str, Any]
+
+
+class _Workers(msgspec.Struct, frozen=True):
+    workers: list[Any]
+
+
+class _Listing(msgspec.Struct, frozen=True):
+    instances: list[_Printed]
 
 
 def registry(args: ServeArgs, model_known: bool) -> Checks:
@@ -76,29 +92,29 @@ def registry(args: ServeArgs, model_known: bool) -> Checks:
         yield from _fingerprints(args, seats, model_known)
 
 
-def _seats(http: httpx.Client, base: str, role: str) -> list[Seat]:
+def _seats(http: Blocking, base: str, role: str) -> list[Seat]:
     try:
         return [
             Seat(
                 role,
-                str(one["instance_id"]),
-                str(one["serving_url"]),
-                str(one["zmq_addr"]),
-                float(one["age_s"]),
-                parse_print(one["fingerprint"]),
+                one.instance_id,
+                one.serving_url or "",
+                one.zmq_addr or "",
+                one.age_s,
+                parse_print(one.fingerprint),
             )
-            for one in ask(http, f"{base}/list", role=role)["instances"]
+            for one in ask_for(http, f"{base}/list", _Listing, role=role).instances
         ]
-    except (KeyError, TypeError, ValueError, BadRegistration) as error:
+    except BadRegistration as error:
         raise NoAnswer(f"{base}/list: is no registry of pdjax: {error}") from None
 
 
 # ---------------------------------------------------------------- one peer
 
 
-def _peer(args: ServeArgs, http: httpx.Client, peer: Seat) -> Checks:
-    host = httpx.URL(peer.url).host if peer.url else ""
-    if is_loopback(host) and not is_loopback(args.bootstrap_host):
+def _peer(args: ServeArgs, http: Blocking, peer: Seat) -> Checks:
+    host = host_of(peer.url)
+    if host is not None and is_loopback(host) and not is_loopback(args.bootstrap_host):
         advice = f"start {peer.name} with --host and its machine's own address"
         yield fail(peer.label, f"advertises {host}, which only its own machine reaches", advice)
     if peer.age_s > args.settings.heartbeat_ttl_s / 2:
@@ -150,16 +166,18 @@ def _transfer(peer: Seat, info: Mapping[str, Any]) -> Iterable[Finding]:
     """The last port of the fixed range, which is used last: a refusal shows that packets arrive, and disturbs nobody."""
     check = f"transfer ports of {peer.name}"
     first_last = state_of(info).get("transfer_ports")
-    if not (
-        isinstance(first_last, list) and len(first_last) == 2 and all(isinstance(p, int) for p in first_last)
-    ):
+    try:
+        first, last = msgspec.convert(first_last, tuple[Port, Port])
+    except msgspec.ValidationError:
         advice = (
             f"if a firewall is between: start {peer.name} with --disaggregation-port-base and open that range"
         )
         yield warn(check, "chosen by the kernel for each peer, so none can be tried", advice)
         return
-    host, _ = split(peer.zmq_addr)
-    first, last = first_last
+    try:
+        host, _ = split(peer.zmq_addr)
+    except ValueError:
+        return  # its side channel's row says so
     state = _dial(host, last)
     if state in ("open", "closed"):
         yield ok(check, f"{host}:{first} to {last}: packets arrive")
@@ -237,8 +255,8 @@ def routers(args: ServeArgs) -> Checks:
     with client_of(args, args.router_key()) as http:
         for router in args.routers:
             try:
-                workers = ask(http, f"{router.rstrip('/')}/workers").get("workers")
-                yield ok(f"router {router}", f"lists {len(workers or ())} workers")
+                workers = ask_for(http, f"{router.rstrip('/')}/workers", _Workers).workers
+                yield ok(f"router {router}", f"lists {len(workers)} workers")
             except NoAnswer as error:
                 advice = "start it, or correct --router-url and --router-key-file; the server goes on trying"
                 yield warn(f"router {router}", str(error), advice)

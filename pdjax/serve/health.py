@@ -14,10 +14,9 @@ import time
 from collections.abc import Awaitable
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import urlsplit
 
-import httpx
-
+from pdjax.engine.bootstrap.access import host_of, verifying
+from pdjax.engine.bootstrap.asking import SHOWN_CHARS, NoAnswer, ask, http_client
 from pdjax.engine.ports import Entry
 from pdjax.serve.calls import Desk
 from pdjax.serve.errors import ApiError
@@ -32,16 +31,13 @@ NEW_TOKENS = 2  # the first is P's, the second one D's
 
 @dataclass(frozen=True)
 class PeerAccess:
-    """What a peer asks of who sends it a request. key: of its API, the same as ours; verify: as httpx takes it."""
+    """What a peer asks of who sends it a request. key: of its API, the same as ours; verify: whose certificates count.
+
+    Made at the start: a context costs a tenth of a second of CPU, and anybody may ask for a pass.
+    """
 
     key: str = field(default="", repr=False)
-    verify: ssl.SSLContext | bool = True
-
-    def client(self) -> httpx.AsyncClient:
-        """No time limit: the pass has its own."""
-        headers = {"authorization": f"Bearer {self.key}"} if self.key else {}
-        # trust_env: a proxy must not stand between the processes of one deployment (facts/router §8, trap 2).
-        return httpx.AsyncClient(trust_env=False, timeout=None, headers=headers, verify=self.verify)
+    verify: ssl.SSLContext = field(default_factory=lambda: verifying(""))
 
 
 class HealthPass:
@@ -89,7 +85,7 @@ class HealthPass:
         p_url = engine.serving_url if engine.role == "prefill" else peer.serving_url
         body = {
             **self._body(),
-            "bootstrap_host": urlsplit(p_url).hostname,
+            "bootstrap_host": host_of(p_url),
             "bootstrap_port": engine.bootstrap_port,
             "bootstrap_room": secrets.randbelow(1 << 63),
         }
@@ -128,9 +124,10 @@ class HealthPass:
         return None if sub.finish is not None and sub.finish.type == "length" else "the request was aborted"
 
     async def _other(self, peer: Entry, body: dict[str, Any]) -> str | None:
-        async with self._peers.client() as client:
+        url = f"{peer.serving_url}/generate"
+        async with http_client(self._peers.key, self._peers.verify) as http:
             try:
-                answer = await client.post(f"{peer.serving_url}/generate", json=body)
-            except (httpx.HTTPError, httpx.InvalidURL) as error:
-                return f"does not answer at {peer.serving_url}: {type(error).__name__}"
-        return None if answer.status_code == 200 else f"answers {answer.status_code}: {answer.text[:200]}"
+                status, answer = await ask(http, "POST", url, limit_s=self._limit_s, json=body)
+            except NoAnswer as error:
+                return f"does not answer at {peer.serving_url}: {error}"
+        return None if status == 200 else f"answers {status}: {answer[:SHOWN_CHARS].decode(errors='replace')}"

@@ -377,7 +377,7 @@ class Node:
             return self._dead
         if self.manager is not None and not self.manager.alive():
             return "the driver thread has died"
-        return None
+        return None if self.registry is None else self.registry.failed()
 
     def flush_cache(self, timeout_s: float) -> Future[bool]:
         answer: Future[bool] = _uncancellable()

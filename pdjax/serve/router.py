@@ -11,8 +11,10 @@ import sys
 from collections.abc import Sequence
 
 import httpx
+import msgspec
 
 from pdjax.core.errors import ConfigError
+from pdjax.engine.bootstrap.asking import NoAnswer, read
 
 KINDS = ("rust", "mini", "none")
 WORKER_CHECK_S = 5  # the default of 60 s leaves a dead worker in service for minutes (facts/router §1)
@@ -69,6 +71,10 @@ def router_environ(host: str, environ: dict[str, str]) -> dict[str, str]:
     return {**environ, "NO_PROXY": direct, "no_proxy": direct}
 
 
+class _Readiness(msgspec.Struct, frozen=True):
+    healthy_workers: int = 0
+
+
 def router_serves(http: httpx.Client, kind: str, url: str, n_workers: int) -> bool:
     """rust tells how many workers it has, its /health says nothing. mini knows nothing of them: wait for them first."""
     try:
@@ -77,4 +83,7 @@ def router_serves(http: httpx.Client, kind: str, url: str, n_workers: int) -> bo
         return False
     if kind == "mini":
         return answer.status_code == 200
-    return answer.status_code == 200 and answer.json().get("healthy_workers") == n_workers
+    try:  # somebody else may have taken the port between our look and the router's bind
+        return answer.status_code == 200 and read(answer.content, _Readiness).healthy_workers == n_workers
+    except NoAnswer:
+        return False

@@ -1,7 +1,7 @@
 """This server in the worker lists of sglang routers (facts/router §5): put in when it is ready, taken out when it leaves.
 
 A thread of its own looks at each router now and again, so that one that starts later or was restarted gets the server
-too. A router that does not answer costs the server nothing. Must never post a worker that is listed already: the
+too. A router that does not answer, or answers anything, costs the server nothing. Must never post a worker that is listed already: the
 router would log a failed job for each.
 """
 
@@ -13,8 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 from urllib.parse import quote
 
-import httpx
-
+from pdjax.engine.bootstrap.asking import SHOWN_CHARS, Blocking, NoAnswer, http_client, read
 from pdjax.serve.engine_api import Role
 from pdjax.serve.log import ServerLog
 
@@ -22,10 +21,6 @@ CALL_TIMEOUT_S = 2.0
 FIRST_RETRY_S = 0.25
 LEAVE_WAIT_S = 2.0
 WORKER_TYPES: dict[Role, str] = {"null": "regular", "prefill": "prefill", "decode": "decode"}
-
-
-class NotAnswered(Exception):
-    """The router did not do what was asked; the text says why."""
 
 
 class RouterMember:
@@ -54,12 +49,11 @@ class RouterMember:
         if role == "prefill":
             self._worker["bootstrap_port"] = bootstrap_port
         self._leaving = threading.Event()
-        # trust_env: a proxy must not stand between the processes of one deployment (facts/router §8, trap 2).
-        headers = {"authorization": f"Bearer {key}"} if key else {}
-        self._http = httpx.Client(trust_env=False, timeout=CALL_TIMEOUT_S, headers=headers)
+        self._key = key
+        self._askers: dict[str, Blocking] = {}  # each of its router's thread
         self._threads = [
-            threading.Thread(target=self._keep, args=(router.rstrip("/"),), name="router-member", daemon=True)
-            for router in routers
+            threading.Thread(target=self._run, args=(router,), name="router-member", daemon=True)
+            for router in dict.fromkeys(one.rstrip("/") for one in routers)
         ]
 
     def start(self) -> None:
@@ -75,7 +69,18 @@ class RouterMember:
         self.begin_to_leave()
         for thread in self._threads:
             thread.join(LEAVE_WAIT_S + CALL_TIMEOUT_S)
-        self._http.close()
+
+    def _run(self, router: str) -> None:
+        try:
+            with Blocking(http_client(self._key)) as self._askers[router]:
+                self._keep(router)
+        except (
+            BaseException
+        ) as error:  # no request needs this thread, so none is failed: but nobody is silent
+            why = f"its thread has died: {type(error).__name__}: {error}"
+            self.errors[router] = why
+            self._log.event("router_unreachable", url=router, message=why)
+            raise
 
     def _keep(self, router: str) -> None:
         retry_s = FIRST_RETRY_S
@@ -87,7 +92,7 @@ class RouterMember:
                 self._be_listed(router)
                 self.errors.pop(router, None)
                 retry_s = self._interval_s
-            except NotAnswered as error:
+            except NoAnswer as error:
                 self.counters["router_unreachable"] += 1
                 if router not in self.errors:  # one line for each time that it goes away
                     self._log.event("router_unreachable", url=router, message=str(error))
@@ -98,7 +103,7 @@ class RouterMember:
         self._be_gone(router)
 
     def _be_listed(self, router: str) -> None:
-        """Raises NotAnswered."""
+        """Raises NoAnswer."""
         listed = self._find(router)
         if listed is not None and all(listed.get(name) == value for name, value in self._worker.items()):
             return
@@ -106,8 +111,8 @@ class RouterMember:
             self._remove(router, listed)
         elif self._is_being_added(router):
             return
-        reply = self._call("POST", f"{router}/workers", json=self._worker)
-        self._posted[router] = str(reply.get("worker_id", ""))
+        worker_id = self._call(router, "POST", "", json=self._worker).get("worker_id")
+        self._posted[router] = worker_id if isinstance(worker_id, str) else ""
         self.counters["router_registered"] += 1
         self._log.event("router_registered", url=router)
 
@@ -117,8 +122,8 @@ class RouterMember:
         if not worker_id:
             return False
         try:
-            job = self._call("GET", f"{router}/workers/{quote(worker_id, safe='')}").get("job_status")
-        except NotAnswered:
+            job = self._call(router, "GET", f"/{quote(worker_id, safe='')}").get("job_status")
+        except NoAnswer:
             return False
         if not isinstance(job, dict) or job.get("status") not in ("pending", "processing"):
             return False
@@ -130,24 +135,30 @@ class RouterMember:
             listed = self._find(router)
             if listed is not None:
                 self._remove(router, listed)
-        except NotAnswered:
+        except NoAnswer:
             self.counters["router_leave_unheard"] += 1  # its health checks find out
 
     def _remove(self, router: str, listed: dict[str, Any]) -> None:
-        self._call("DELETE", f"{router}/workers/{quote(str(listed.get('id', '')), safe='')}")
+        worker_id = listed.get("id")
+        if not isinstance(worker_id, str):
+            raise NoAnswer(f"{router} is no sglang router: it lists a worker without an id")
+        self._call(router, "DELETE", f"/{quote(worker_id, safe='')}")
         self.counters["router_removed"] += 1
 
     def _find(self, router: str) -> dict[str, Any] | None:
-        workers = self._call("GET", f"{router}/workers").get("workers")
+        workers = self._call(router, "GET", "").get("workers")
         if not isinstance(workers, list):
-            raise NotAnswered(f"{router} is no sglang router: its /workers lists nothing")
+            raise NoAnswer(f"{router} is no sglang router: its /workers lists nothing")
         return next((w for w in workers if isinstance(w, dict) and w.get("url") == self._url), None)
 
-    def _call(self, method: str, url: str, **body: Any) -> dict[str, Any]:
+    def _call(self, router: str, method: str, below: str, **body: Any) -> dict[str, Any]:
+        """below: what follows /workers. An answer that is no object says nothing. Raises NoAnswer."""
+        url = f"{router}/workers{below}"
         try:
-            answer = self._http.request(method, url, **body)
-            answer.raise_for_status()
-            reply = answer.json()
-        except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
-            raise NotAnswered(f"{method} {url}: {type(error).__name__} {error}") from error
+            status, content = self._askers[router].ask(method, url, limit_s=CALL_TIMEOUT_S, **body)
+            if not 200 <= status < 300:
+                raise NoAnswer(f"{status} {content[:SHOWN_CHARS].decode(errors='replace')}")
+            reply: object = read(content, object)
+        except NoAnswer as error:
+            raise NoAnswer(f"{method} {url}: {error}") from None
         return reply if isinstance(reply, dict) else {}

@@ -90,6 +90,7 @@ def test_completions_count_pieces_and_believe_the_usage(run):
         ((400, b'{"error": {"code": "decode_bad_request"}}'), "status 400 decode_bad_request"),
         ((400, b'data: {\'error\': {"message":{"err'), "status 400"),
         ((500, b'["no object"]'), "status 500"),
+        ((500, b'{"a":' + b"[" * 9000), "status 500"),
         ((200, sse({"error": {"reason": "peer_lost"}}) + DONE), "event peer_lost"),
         ((200, sse(frame(1), {"error": "gone"}) + DONE), "event unknown"),
         ((200, sse(frame(1))), "cut short"),
@@ -97,6 +98,8 @@ def test_completions_count_pieces_and_believe_the_usage(run):
         ((200, DONE), "no tokens"),
         ((200, b"data: {\n\n" + DONE), "malformed event"),
         ((200, sse(["no object"]) + DONE), "malformed event"),
+        ((200, b'data: {"a":' + b"[" * 9000 + b"\n\n" + DONE), "malformed event"),
+        ((200, b'data: {"meta_info": {"completion_tokens": Infinity}}\n\n' + DONE), "malformed event"),
         ((200, sse({"meta_info": 3}) + DONE), "malformed event"),
     ],
 )

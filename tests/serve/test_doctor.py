@@ -6,6 +6,8 @@ import json
 import re
 import resource
 import socket
+import sys
+from pathlib import Path
 
 import httpx
 import pytest
@@ -18,6 +20,9 @@ from pdjax.engine.bootstrap.server import HTTPBootstrapServer
 from pdjax.serve import cli, doctor_local, doctor_peers
 from pdjax.serve.args import ServeArgs
 from pdjax.serve.doctor import examine
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "engine"))
+from stranger import Stranger, answer
 
 PRINT = Fingerprint(1, "m", "w", "float32", 16, 2, 1, 64, "paged", "single", 4 << 20, 1, "0.10.2")
 FEW = PDSettings(max_peers=2)
@@ -340,3 +345,26 @@ def test_all_checks_run_for_a_pd_server(registry, clean):
     assert {"jax", "HTTP port", "advertised address", "file descriptors", "registry", "peers"} <= set(
         rows(findings)
     )
+
+
+BAD_SEAT = (
+    b'{"instances":[{"instance_id":"p","epoch":"7","compatible":true,"serving_url":"http://[","zmq_addr":"x:9",'
+    b'"age_s":1,"fingerprint":{"hash":"h"}}],"internal_states":[{"transfer_ports":[1,99999]}]}'
+)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b'{"instances":' + b"[" * 200_000, b'{"instances":[{"age_s":1e999}]}', b"\xff", b"[]", BAD_SEAT],
+    ids=["deep", "too large", "no text", "a list", "bad seat"],
+)
+def test_an_answer_that_is_none_is_a_row(body):
+    stranger = Stranger()
+    try:
+        stranger.reply = answer(body)
+        found = asked(stranger)
+        (routers,) = doctor_peers.routers(ServeArgs("m", router_url=stranger.url))
+    finally:
+        stranger.close()
+    assert "fail" in {one.status for one in found.values()}
+    assert routers.status == "warn"

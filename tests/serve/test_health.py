@@ -1,6 +1,9 @@
 """/health_generate: one real pass through this server and a peer, shared by all who ask at once."""
 
 import concurrent.futures
+import ssl
+import sys
+from pathlib import Path
 
 import pytest
 from serve_fakes import failed, text_outputs
@@ -8,6 +11,9 @@ from serve_fakes import failed, text_outputs
 from pdjax.engine.ports import Entry
 from pdjax.sched.request import Finish, Output
 from pdjax.serve import health
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "engine"))
+from stranger import Stranger, answer
 
 FIRST = [Output((104,), finish=Finish("length"))]
 BOTH = text_outputs("hi", finish="length")
@@ -97,3 +103,29 @@ def test_dead_or_draining_is_told_without_a_pass(serve):
     assert ask(d).status_code == 503 and "draining" in ask(d).text
     d.engine.dead = "scheduler: boom"
     assert "boom" in ask(d).text and not d.engine.requests
+
+
+def test_a_try_makes_no_certificate_store(serve, monkeypatch):
+    """A tenth of a second of CPU on the event loop, three times for each pass, and anybody may ask for one."""
+    _, d = pair(serve)
+    made = []
+    monkeypatch.setattr(ssl, "create_default_context", lambda *_, **__: made.append(1))
+    assert ask(d).status_code == 200 and not made
+
+
+@pytest.mark.parametrize(
+    "reply", ["endless", "trickle", b"\xff not HTTP", answer(b"\xff", status=b"500 Broken")]
+)
+def test_a_listed_peer_that_answers_anything_is_a_reason(serve, reply):
+    _, d = pair(serve, health_timeout_s=1.0)
+    stranger = Stranger()
+    try:
+        stranger.reply = reply if isinstance(reply, bytes) else getattr(stranger, reply)
+        d.engine.others = (Entry("p-x", 1, "127.0.0.1:1", stranger.url),)
+        told = ask(d)
+        assert told.status_code == 503 and told.text
+        d.engine.others = (Entry("p-x", 1, "127.0.0.1:1", "http://["),)
+        assert ask(d).status_code == 503
+    finally:
+        stranger.close()
+    d.engine.wait(lambda: d.desk.live() == 0)

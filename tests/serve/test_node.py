@@ -104,3 +104,11 @@ def test_a_node_whose_scheduler_has_died_still_says_what_is_left_and_what_its_dr
     monkeypatch.setattr(node, "manager", None)
     node.abort("left")
     node.scheduler.host_work()
+
+
+def test_a_registry_client_that_died_is_a_failure_of_the_node(node, monkeypatch):
+    """Its entry runs out and nobody sends it anything any more: alive it would only look well."""
+    monkeypatch.setattr(node, "registry", SimpleNamespace(failed=lambda: "the heartbeats have died"))
+    assert node.failed() == "the heartbeats have died"
+    monkeypatch.setattr(node, "registry", SimpleNamespace(failed=lambda: None))
+    assert node.failed() is None

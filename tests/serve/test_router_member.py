@@ -2,8 +2,10 @@
 
 import contextlib
 import os
+import sys
 import threading
 import time
+from pathlib import Path
 
 import httpx
 import pytest
@@ -15,6 +17,9 @@ from pdjax.serve.children import Child, end_all
 from pdjax.serve.log import ServerLog
 from pdjax.serve.router import free_ports, router_command, router_environ
 from pdjax.serve.router_member import RouterMember
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "engine"))
+from stranger import Stranger, answer
 
 WAIT_S = 60.0
 SOON_S = 0.1
@@ -211,3 +216,39 @@ def test_several_routers_are_kept_each_for_itself(scripted):
         until(lambda: router.calls)
         assert list(one.errors) == [f"http://127.0.0.1:{gone}"]
     assert one.counters["router_leave_unheard"] == 1
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"[" * 200_000, b'{"workers":' + b"[" * 200_000, b"\xff", b'{"workers":Infinity}', b"[]"],
+    ids=["deep", "deep in a field", "no text", "infinite", "a list"],
+)
+def test_no_answer_ends_the_thread(body):
+    """It died, and nobody was told that the server was in no list any more."""
+    stranger = Stranger()
+    try:
+        stranger.reply = answer(body)
+        with member([stranger.url], URL, "prefill") as one:
+            until(lambda: one.counters["router_unreachable"] >= 2)
+            assert all(thread.is_alive() for thread in one._threads)
+            stranger.reply = answer(b'{"workers":[]}')
+            until(lambda: one.counters["router_registered"] >= 1 and not one.errors)
+    finally:
+        stranger.close()
+
+
+def test_a_thread_that_dies_says_so(scripted, monkeypatch, capsys):
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    monkeypatch.setattr(RouterMember, "_be_listed", lambda *_: 1 / 0)
+    router = scripted()
+    with member([router.url], URL, "prefill", log=ServerLog()) as one:
+        until(lambda: router.url in one.errors)
+        assert "ZeroDivisionError" in one.errors[router.url]
+    assert "thread has died" in capsys.readouterr().err
+
+
+def test_a_router_that_is_given_twice_is_one(scripted):
+    router = scripted()
+    with member([router.url, router.url + "/"], URL, "prefill") as one:
+        assert len(one._threads) == 1
+        until(lambda: router.calls)

@@ -7,7 +7,7 @@ import pytest
 
 from pdjax.core import wire
 from pdjax.core.settings import PDSettings
-from pdjax.engine.bootstrap import connections, httpd, listener, registry, server
+from pdjax.engine.bootstrap import asking, client, connections, httpd, listener, registry, server
 from pdjax.engine.jax_transfer import channel
 from pdjax.serve.app import OPEN_PATHS
 from pdjax.serve.args import ServeArgs
@@ -31,6 +31,8 @@ SETTINGS, HTTP = PDSettings(), HttpLimits()
         f"`--max-queue` {ServeArgs.max_queue}",
         f"`--disaggregation-max-rooms` {SETTINGS.max_rooms}",
         f"| instances | {registry.MAX_ENTRIES} |",
+        f"| {asking.MAX_ANSWER_BYTES} bytes; {client.CALL_TIMEOUT_S:g} s from the call",
+        f"| {client.MAX_REGISTRIES}, and {client.MAX_KNOWN_BYTES} bytes of their answers",
         f"`--disaggregation-max-connections` {SETTINGS.max_channel_connections}",
         f"`--disaggregation-max-frame` {SETTINGS.max_frame_bytes}",
         f"| messages of a frame | {wire.MAX_FRAME_MESSAGES} |",

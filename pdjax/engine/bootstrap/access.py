@@ -11,8 +11,11 @@ import ipaddress
 import ssl
 from collections import Counter
 from collections.abc import Collection
+from functools import cache
 from typing import Any
+from urllib.parse import urlsplit
 
+import httpx
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from pdjax.core.errors import ConfigError
@@ -28,6 +31,14 @@ def base_url(host: str, port: int, scheme: str = "http") -> str:
     except ValueError:
         brackets = False
     return f"{scheme}://[{host}]:{port}" if brackets else f"{scheme}://{host}:{port}"
+
+
+def host_of(url: str) -> str | None:
+    """None for what is no URL: another instance's text must not cost this one its look-ups (S11)."""
+    try:
+        return urlsplit(url).hostname
+    except ValueError:
+        return None
 
 
 def registry_token(secret: bytes) -> str:
@@ -95,10 +106,14 @@ def check_certificate(certfile: str, keyfile: str) -> None:
         ) from None
 
 
-def verifying(ca_file: str) -> ssl.SSLContext | bool:
-    """What httpx takes as ``verify``: the certificates of ca_file, or the system's without one. Raises ConfigError."""
+@cache
+def verifying(ca_file: str) -> ssl.SSLContext:
+    """The certificates of ca_file, or public authorities' without one. Raises ConfigError.
+
+    Made once for a process: reading a bundle costs a tenth of a second of CPU, too much for each client of ours.
+    """
     if not ca_file:
-        return True
+        return httpx.create_ssl_context(trust_env=False)
     try:
         return ssl.create_default_context(cafile=ca_file)
     except (OSError, ValueError) as error:

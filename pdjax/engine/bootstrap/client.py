@@ -2,7 +2,8 @@
 
 One background thread runs an event loop: registrations, heartbeats and look-ups to several registries overlap, so a
 dead registry delays no other. While a registry is down its last answer is used (facts/router: a cached route is used
-when the registry does not answer). Must never call the sink on the caller's thread or under a lock.
+when the registry does not answer). Must never call the sink on the caller's thread or under a lock, and never let an
+answer, whatever it is, end a heartbeat or leave a look-up open (S11, V6).
 """
 
 from __future__ import annotations
@@ -17,16 +18,17 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any
-from urllib.parse import urlsplit
 
-import httpx
 import msgspec
 
 from pdjax.core.pools import Fingerprint
 from pdjax.core.settings import PDSettings
-from pdjax.engine.bootstrap.access import base_url, verifying
+from pdjax.engine.bootstrap.access import base_url, host_of, verifying
+from pdjax.engine.bootstrap.asking import MAX_ANSWER_BYTES, NoAnswer, ask, http_client
 from pdjax.engine.bootstrap.reach import Reach
-from pdjax.engine.bootstrap.registry import BadRegistration, parse_print, parse_uint
+from pdjax.engine.bootstrap.registration import as_json, beat_of
+from pdjax.engine.bootstrap.registry import parse_print
+from pdjax.engine.bootstrap.registry_answers import listing, peers, refusal
 from pdjax.engine.ports import Entry, LookupDone
 
 logger = logging.getLogger(__name__)
@@ -37,6 +39,7 @@ CALL_TIMEOUT_S = 2.0
 FIRST_RETRY_S = 0.1
 LONELY_BEAT_S = 0.5
 MAX_REGISTRIES = 256  # the injected host is the client's text: what is remembered about it is bounded (S12)
+MAX_KNOWN_BYTES = 4 * MAX_ANSWER_BYTES  # of all their answers together, as they came
 CLOSE_WAIT_S = 2.0
 
 
@@ -61,29 +64,7 @@ class _Answer:
     error: str | None
     at: float
     silent: bool = False  # the latest look-up ended by CALL_TIMEOUT_S: not even a refusal came
-
-
-def _host_of(url: str) -> str | None:
-    """None for what is no URL: another instance's text must not cost this one its look-ups (S11)."""
-    try:
-        return urlsplit(url).hostname
-    except ValueError:
-        return None
-
-
-def _membership(reply: Any) -> Membership:
-    """What a 200 says. Raises KeyError, TypeError or ValueError when a stranger answers."""
-    peers = reply["peers"]
-    return Membership(True, int(peers["compatible"]), rejected=dict(peers["rejected"]))
-
-
-def _jsonable(payload: Mapping[str, Any]) -> dict[str, Any]:
-    """A registration as JSON: a Fingerprint object becomes hash and fields, the epoch becomes exact text."""
-    out = dict(payload)
-    known = parse_print(out.get("fingerprint"))
-    out["fingerprint"] = {"hash": known.hash, "fields": dict(known.fields)}
-    out["epoch"] = str(parse_uint(out.get("epoch"), "epoch"))
-    return out
+    n_bytes: int = 0  # as long as the answer was
 
 
 class HttpRegistryClient:
@@ -111,7 +92,7 @@ class HttpRegistryClient:
     ) -> None:
         self.host = host
         self.port = port
-        self._headers = {"authorization": f"Bearer {token}"} if token and host is not None else {}
+        self._token = token if host is not None else ""
         self._scheme = "https" if ca_file else "http"
         self._verify = verifying(ca_file)
         self.counters: Counter[str] = Counter()
@@ -130,6 +111,7 @@ class HttpRegistryClient:
         self._reach = Reach(self._side_channels)
         self._looking: asyncio.Task[None] | None = None
         self._closing = False
+        self._dead: str | None = None
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="pdjax-registry", daemon=True)
 
@@ -143,7 +125,7 @@ class HttpRegistryClient:
         """Register and keep alive until ``close``. Returns at once; ``membership`` says how it went."""
         if self.host is None:
             raise ValueError("announce needs a configured registry: give a bootstrap host")
-        payload = _jsonable(registration)
+        payload = as_json(registration)
 
         def begin() -> None:
             self._keeper = self._spawn(self._keep_alive(payload))
@@ -188,6 +170,10 @@ class HttpRegistryClient:
         self._post(self._stop)
         self._thread.join(CLOSE_WAIT_S + 1)
 
+    def failed(self) -> str | None:
+        """Why nobody keeps this instance listed or answers look-ups any more; None while somebody does."""
+        return self._dead
+
     def _post(self, call: Callable[[], None]) -> None:
         try:
             self._loop.call_soon_threadsafe(call)
@@ -198,14 +184,14 @@ class HttpRegistryClient:
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
-        # trust_env: a proxy from the environment must not stand between instances (facts/router §8, trap 2).
-        self._http = httpx.AsyncClient(
-            timeout=CALL_TIMEOUT_S, trust_env=False, headers=self._headers, verify=self._verify
-        )
+        self._http = http_client(self._token, self._verify)
         self._stopped = asyncio.Event()
         self._beat_now = asyncio.Event()
         try:
             self._loop.run_until_complete(self._serve())
+        except BaseException as error:
+            self._dead = f"the registry client's thread has died: {type(error).__name__}: {error}"
+            raise
         finally:
             self._loop.close()
 
@@ -229,8 +215,18 @@ class HttpRegistryClient:
             return None
         task = self._loop.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._ended)
         return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """A task that ends by an error of ours says so; without the keeper this instance is not listed any more."""
+        self._tasks.discard(task)
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        self.counters["died"] += 1
+        logger.error("a task of the registry client has died", exc_info=error)
+        if task is self._keeper:
+            self._dead = f"the registry client's heartbeats have died: {type(error).__name__}: {error}"
 
     async def _pause(self, wait_s: float) -> None:
         """Until the next beat is due; ``drain`` ends it."""
@@ -242,12 +238,7 @@ class HttpRegistryClient:
         """PUT until it is accepted, then heartbeat; 404 (expired, restarted, replaced) registers again (V6)."""
         assert self.host is not None
         base = base_url(self.host, self.port, self._scheme)
-        beat = {
-            name: payload[name]
-            for name in payload
-            if name in ("role", "instance_id", "epoch") or name.endswith("_rank")
-        }
-        beat["fingerprint"] = payload["fingerprint"]["hash"]
+        beat = beat_of(payload)
         registered, retry_s = False, FIRST_RETRY_S
         try:
             while True:
@@ -271,24 +262,25 @@ class HttpRegistryClient:
         """One PUT or heartbeat. True: the registry lists this life, as far as this side can know."""
         method, path = ("POST", "/heartbeat") if registered else ("PUT", "/route")
         try:
-            answer = await self._http.request(method, base + path, json=body)
-            reply = answer.json()
-            heard = _membership(reply) if answer.status_code == 200 else None
-        except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError) as error:
+            status, answer = await ask(self._http, method, base + path, limit_s=CALL_TIMEOUT_S, json=body)
+            if status == 200:
+                heard = peers(answer)
+                now = Membership(True, heard.compatible, rejected=heard.rejected)
+            else:
+                message = refusal(answer)
+        except NoAnswer as error:
             # Down, stalled or no registry at all: what it knew may still hold. The next beat finds out.
             self.counters["registry_silent"] += 1
-            self._failed(f"registry {base} does not answer: {error!r}")
+            self._failed(f"registry {base} does not answer: {error}")
             return registered
-        if heard is not None:
+        if status == 200:
             self.counters["heartbeat" if registered else "registered"] += 1
-            self._heard(heard, str(body.get("role")))
+            self._heard(now, str(body.get("role")))
             return True
-        self.counters[f"refused_{answer.status_code}"] += 1
-        told = reply.get("error") if isinstance(reply, dict) else None
-        message = told.get("message", "") if isinstance(told, dict) else ""
-        if answer.status_code == 401:
+        self.counters[f"refused_{status}"] += 1
+        if status == 401:
             message = "it has another secret; give both the same --disaggregation-secret-file"
-        self._failed(f"registry {base}: {message or answer.status_code}")
+        self._failed(f"registry {base}: {message or status}")
         return False
 
     def _failed(self, error: str) -> None:
@@ -315,8 +307,8 @@ class HttpRegistryClient:
 
     async def _leave(self, base: str, beat: Mapping[str, Any]) -> None:
         try:
-            await self._http.request("DELETE", f"{base}/route", json=dict(beat), timeout=CLOSE_WAIT_S / 2)
-        except (httpx.HTTPError, httpx.InvalidURL, ValueError):
+            await ask(self._http, "DELETE", f"{base}/route", limit_s=CLOSE_WAIT_S / 2, json=dict(beat))
+        except NoAnswer:
             self.counters["leave_unheard"] += 1  # its TTL ends the entry
 
     def _look_up(self, tag: int, wanted_host: str, where: tuple[str, int]) -> None:
@@ -339,18 +331,28 @@ class HttpRegistryClient:
             self._spawn(self._ask(where))
 
     async def _ask(self, where: tuple[str, int]) -> None:
-        fresh = await self._fetch(where)
+        """One request for all who wait; each gets an answer, also when this breaks (S11)."""
+        found = _Answer((), {}, f"the look-up at registry {where[0]}:{where[1]} broke off", self._clock())
+        try:
+            found = self._remember(where, await self._fetch(where))
+        finally:
+            waiting = self._asking.pop(where)
+            for tag, wanted_host in waiting if not self._closing else ():
+                self._answer(tag, wanted_host, found)
+
+    def _remember(self, where: tuple[str, int], fresh: _Answer) -> _Answer:
+        """What the look-up is answered with: the last known instances while the registry does not answer."""
         known = self._known.get(where)
         if fresh.error is not None and known is not None and known.entries:
             self.counters["lookup_last_known"] += len(self._asking[where])
             fresh = self._known[where] = replace(known, silent=fresh.silent)
-        else:
-            self._known[where] = fresh
-            self._known.move_to_end(where)
-            while len(self._known) > MAX_REGISTRIES:
-                self._known.popitem(last=False)
-        for tag, wanted_host in self._asking.pop(where):
-            self._answer(tag, wanted_host, fresh)
+            return fresh
+        self._known[where] = fresh
+        self._known.move_to_end(where)
+        n_bytes = sum(one.n_bytes for one in self._known.values())
+        while len(self._known) > MAX_REGISTRIES or n_bytes > MAX_KNOWN_BYTES:
+            n_bytes -= self._known.popitem(last=False)[1].n_bytes
+        return fresh
 
     async def _peers(self, role: str) -> LookupDone:
         if self.host is None and not self._known:
@@ -365,33 +367,23 @@ class HttpRegistryClient:
             asker = {"hash": self._asker.hash, "fields": dict(self._asker.fields)}
             query["fingerprint"] = msgspec.json.encode(asker).decode()
         self.counters["lookup_sent"] += 1
+        url = f"{base_url(*where, self._scheme)}{path}"
         try:
-            answer = await self._http.get(f"{base_url(*where, self._scheme)}{path}", params=query)
-            answer.raise_for_status()
-            return self._read(answer.json())
-        except (httpx.HTTPError, httpx.InvalidURL, BadRegistration, ValueError, KeyError, TypeError) as error:
+            status, answer = await ask(self._http, "GET", url, limit_s=CALL_TIMEOUT_S, params=query)
+            if status != 200:
+                raise NoAnswer(f"{status} {refusal(answer)}".rstrip())
+            entries, rejected = listing(answer)
+        except NoAnswer as error:
             self.counters["lookup_failed"] += 1
-            text = f"registry {where[0]}:{where[1]} does not answer: {type(error).__name__} {error}"
-            return _Answer((), {}, text, self._clock(), isinstance(error, httpx.TimeoutException))
-
-    def _read(self, body: Any) -> _Answer:
-        entries: list[Entry] = []
-        rejected: dict[str, str] = {}
-        for seat in body["instances"]:
-            if seat["compatible"]:
-                epoch = parse_uint(seat["epoch"], "epoch")
-                entries.append(
-                    Entry(str(seat["instance_id"]), epoch, str(seat["zmq_addr"]), str(seat["serving_url"]))
-                )
-            else:
-                rejected[str(seat["instance_id"])] = str(seat["reason"])
-        return _Answer(tuple(entries), rejected, None, self._clock())
+            text = f"registry {where[0]}:{where[1]} does not answer: {error}"
+            return _Answer((), {}, text, self._clock(), error.silent)
+        return _Answer(entries, rejected, None, self._clock(), n_bytes=len(answer))
 
     def _answer(self, tag: int, wanted_host: str, answer: _Answer) -> None:
         entries = answer.entries
         if self.host is not None:
             # localhost against 127.0.0.1 must not lose the request: without a match every instance is a candidate.
-            entries = tuple(e for e in entries if _host_of(e.serving_url) == wanted_host) or entries
+            entries = tuple(e for e in entries if host_of(e.serving_url) == wanted_host) or entries
         if self._sink is None:
             return
         try:

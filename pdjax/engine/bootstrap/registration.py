@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
 from pdjax.core.pools import KVArgs
+from pdjax.engine.bootstrap.registry import parse_print, parse_uint
 
 
 def registration(
@@ -39,3 +41,19 @@ def registration(
         "mesh_meta": fingerprint.mesh,
         "fingerprint": {"hash": fingerprint.hash, "fields": msgspec.to_builtins(fingerprint)},
     }
+
+
+def as_json(payload: Mapping[str, Any]) -> dict[str, Any]:
+    """A registration as JSON: a Fingerprint object becomes hash and fields, the epoch becomes exact text."""
+    out = dict(payload)
+    known = parse_print(out.get("fingerprint"))
+    out["fingerprint"] = {"hash": known.hash, "fields": dict(known.fields)}
+    out["epoch"] = str(parse_uint(out.get("epoch"), "epoch"))
+    return out
+
+
+def beat_of(payload: Mapping[str, Any]) -> dict[str, Any]:
+    """What a heartbeat says of a registration as JSON: which life of which seat, and the fingerprint's hash."""
+    named = ("role", "instance_id", "epoch")
+    beat = {name: value for name, value in payload.items() if name in named or name.endswith("_rank")}
+    return {**beat, "fingerprint": payload["fingerprint"]["hash"]}
