@@ -348,8 +348,8 @@ def test_all_checks_run_for_a_pd_server(registry, clean):
 
 
 BAD_SEAT = (
-    b'{"instances":[{"instance_id":"p","epoch":"7","compatible":true,"serving_url":"http://[","zmq_addr":"x:9",'
-    b'"age_s":1,"fingerprint":{"hash":"h"}}],"internal_states":[{"transfer_ports":[1,99999]}]}'
+    b'{"instances":[{"instance_id":"p","epoch":"7","compatible":true,"serving_url":"URL","zmq_addr":"x:9",'
+    b'"age_s":1,"fingerprint":{"hash":"h"}}],"internal_states":[{"transfer_ports":[1,2]}]}'
 )
 
 
@@ -361,7 +361,7 @@ BAD_SEAT = (
 def test_an_answer_that_is_none_is_a_row(body):
     stranger = Stranger()
     try:
-        stranger.reply = answer(body)
+        stranger.reply = answer(body.replace(b"URL", stranger.url.encode()))
         found = asked(stranger)
         (routers,) = doctor_peers.routers(ServeArgs("m", router_url=stranger.url))
     finally:
