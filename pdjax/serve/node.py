@@ -126,9 +126,9 @@ class Node:
         kv = KVArgs(pools, args.page_size, prints, self.instance_id, serving_url)
         clock = time.monotonic
         channel = self.channel = (
-            ZmqSideChannel.bind(args.host, args.port_base, settings=settings)
+            ZmqSideChannel.bind(args.host, args.port_base, settings=settings, secret=args.secret())
             if self.role == "prefill"
-            else ZmqSideChannel.dealer(settings=settings)
+            else ZmqSideChannel.dealer(settings=settings, secret=args.secret())
         )
         self.transport = JaxTransferKVEngine(
             settings,

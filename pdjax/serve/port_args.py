@@ -65,7 +65,7 @@ class PortArgs:
     )
     secret_file: str = arg(
         "disaggregation-secret-file",
-        "its content keys every side-channel frame and opens the registry; the same everywhere (empty: checksums only)",
+        "its content encrypts and signs the side channel and opens the registry; the same everywhere (empty: checksums only)",
         "",
     )
 

@@ -19,6 +19,7 @@ from shims import until
 
 from pdjax.core import wire
 from pdjax.core.settings import PDSettings
+from pdjax.engine.jax_transfer import curve
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
@@ -45,7 +46,7 @@ LIMIT = PDSettings().max_frame_bytes
 
 
 def frames(p_epoch):
-    """Frames of one who has no secret, and of one who has an old one of D's in hand."""
+    """Frames with no MAC or another's, and old ones of D's. Who sends them has come past the handshake (``curve``)."""
     hello = wire.Hello(room=1, attempt=1, ack_epoch=0, fingerprint="f", digest="d")
     abort = wire.Abort(room=2, attempt=1, uuid=0, quiet=True, reason="client", digest="d")
 
@@ -74,19 +75,27 @@ class Strangers(threading.Thread):
 
     def run(self):
         context = zmq.Context()
-        dealer = context.socket(zmq.DEALER)
-        dealer.setsockopt(zmq.LINGER, 0)
-        dealer.setsockopt(zmq.IDENTITY, b"stranger")
-        dealer.connect(f"tcp://{self._side_channel}")
+        insider, outsider = self._dealer(context, KEY), self._dealer(context, b"")
         try:
             while not self._leaving.is_set():
-                self._one_round(dealer)
+                self._one_round(insider)
+                with contextlib.suppress(zmq.Again):  # nobody takes it, so its queue fills up
+                    outsider.send_multipart([b""] * 1000, zmq.NOBLOCK)
                 self.rounds += 1
         except Exception as error:
             self.error = error
         finally:
-            dealer.close()
+            insider.close()
+            outsider.close()
             context.term()
+
+    def _dealer(self, context, secret):
+        dealer = context.socket(zmq.DEALER)
+        dealer.setsockopt(zmq.LINGER, 0)
+        dealer.setsockopt(zmq.IDENTITY, b"stranger")
+        curve.knock(dealer, secret)
+        dealer.connect(f"tcp://{self._side_channel}")
+        return dealer
 
     def _one_round(self, dealer):
         for where in self._ports:
@@ -116,7 +125,7 @@ def counters(fleet):
 def expected(p_epoch):
     for _, why in frames(p_epoch):
         yield why if why in ("no_echo", "too_old") else f"bad_frame_{why}"
-    yield from ("dropped_malformed", "dropped_too_long", "unauthorized")
+    yield from ("dropped_malformed", "dropped_too_long", "handshakes_refused", "unauthorized")
 
 
 def ask(fleet, i):

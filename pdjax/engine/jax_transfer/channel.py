@@ -25,7 +25,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from pdjax.core.errors import ConfigError
 from pdjax.core.settings import PDSettings
-from pdjax.engine.jax_transfer import addresses
+from pdjax.engine.jax_transfer import addresses, curve
 from pdjax.engine.jax_transfer.connection_limit import ConnectionLimit
 from pdjax.engine.ports import ChannelEvent, FrameIn, Refused, SideChannel
 
@@ -56,9 +56,10 @@ _MONITORED = (
 
 @dataclass
 class ChannelCounters:
-    """Frames, but for the last four. Every dropped frame is in exactly one ``dropped_`` field.
+    """Frames, but for the last five. Every dropped frame is in exactly one ``dropped_`` field.
 
     refused: connects that P's machine refused. connections_refused: that this P cut (``ConnectionLimit``).
+    handshakes_refused: connections that ended before they could say anything, as all do that lack the secret (``curve``).
     """
 
     sent: int = 0
@@ -71,6 +72,7 @@ class ChannelCounters:
     refused: int = 0
     recycled: int = 0
     connections_refused: int = 0
+    handshakes_refused: int = 0
     peers: int = 0
 
     def as_dict(self) -> dict[str, int]:
@@ -97,10 +99,14 @@ class ZmqSideChannel(SideChannel):
     """``SideChannel`` over ZMQ. Make it with ``bind`` on P and with ``dealer`` on D."""
 
     def __init__(
-        self, context: zmq.Context[zmq.Socket[bytes]], settings: PDSettings, clock: Callable[[], float]
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        settings: PDSettings,
+        clock: Callable[[], float],
+        secret: bytes,
     ) -> None:
         self.counters = ChannelCounters()
-        self._context = context
+        self._context, self._secret = context, secret
         self._limit: ConnectionLimit | None = None
         self._max_connections = settings.max_channel_connections
         self._max_frame_bytes = settings.max_frame_bytes
@@ -129,10 +135,11 @@ class ZmqSideChannel(SideChannel):
         advertise: str | None = None,
         settings: PDSettings | None = None,
         clock: Callable[[], float] = time.monotonic,
+        secret: bytes = b"",
     ) -> ZmqSideChannel:
         """P's side. host: numeric ip; port 0: the kernel's choice. Raises ConfigError for a name or a taken port."""
         where = addresses.host_address(host, advertise)
-        channel = cls._make(settings, clock)
+        channel = cls._make(settings, clock, secret)
         try:
             channel._bind(where, port)
         except BaseException:
@@ -142,17 +149,21 @@ class ZmqSideChannel(SideChannel):
 
     @classmethod
     def dealer(
-        cls, *, settings: PDSettings | None = None, clock: Callable[[], float] = time.monotonic
+        cls,
+        *,
+        settings: PDSettings | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        secret: bytes = b"",
     ) -> ZmqSideChannel:
-        """D's side."""
-        return cls._make(settings, clock)
+        """D's side. secret: P's, or no connection comes about."""
+        return cls._make(settings, clock, secret)
 
     @classmethod
-    def _make(cls, settings: PDSettings | None, clock: Callable[[], float]) -> ZmqSideChannel:
+    def _make(cls, settings: PDSettings | None, clock: Callable[[], float], secret: bytes) -> ZmqSideChannel:
         settings = settings or PDSettings()
         context = zmq.Context(io_threads=1)
         context.set(zmq.MAX_SOCKETS, 4 * settings.max_peers + 16)
-        return cls(context, settings, clock)
+        return cls(context, settings, clock, secret)
 
     def _socket(self, kind: int) -> zmq.Socket[bytes]:
         socket = self._context.socket(kind)
@@ -175,8 +186,9 @@ class ZmqSideChannel(SideChannel):
         router.setsockopt(zmq.ROUTER_MANDATORY, 1)
         # No ROUTER_HANDOVER: whoever claims the routing id of a living connection is not listened to. A D whose
         # connection died unseen comes back under a new one, and PeerBook follows its newest frame.
+        curve.guard_listener(router, self._secret)
         limit = self._limit = ConnectionLimit(
-            self._context, router, self._max_connections, self._count_refused
+            self._context, router, self._max_connections, self._count_refused, self._count_handshake
         )
         try:
             router.bind(f"tcp://{addresses.join(where.bind, port)}")
@@ -191,11 +203,15 @@ class ZmqSideChannel(SideChannel):
     def _count_refused(self) -> None:
         self.counters.connections_refused += 1  # nobody else writes this one
 
+    def _count_handshake(self) -> None:
+        self.counters.handshakes_refused += 1  # nor this one
+
     def _connect(self, address: str) -> _Dealer:
         ip, port = addresses.split(address)
         socket = self._socket(zmq.DEALER)
         monitor = None
         try:
+            curve.knock(socket, self._secret)
             socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
             socket.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MAX_MS)
             monitor = socket.get_monitor_socket(_MONITORED)

@@ -24,14 +24,20 @@ log = logging.getLogger(__name__)
 LOG_AGAIN_S = 60.0  # a flood is one line a minute; the counter has them all
 
 _ENDPOINT = "inproc://side-channel-connections"
-_EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_MONITOR_STOPPED
+_HANDSHAKE_FAILED = (
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+)
+_EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_MONITOR_STOPPED | _HANDSHAKE_FAILED
 _EVENT = struct.Struct("=HI")  # event, value: here the descriptor
 
 
 class ConnectionLimit:
     """Watches ``listener``. Make it before the listener binds, so that no connection is missed; then ``watch``.
 
-    count_refused: called for each connection that is cut, from this object's own thread.
+    count_refused: called for each connection that is cut, count_failed for each that ZMQ ends during its handshake;
+    from this object's own thread.
     """
 
     def __init__(
@@ -40,9 +46,10 @@ class ConnectionLimit:
         listener: zmq.Socket[bytes],
         max_connections: int,
         count_refused: Callable[[], None],
+        count_failed: Callable[[], None],
     ) -> None:
         self._max_connections = max_connections
-        self._count_refused = count_refused
+        self._count_refused, self._count_failed = count_refused, count_failed
         self._held: set[int] = set()
         self._port = 0
         self._listener = listener
@@ -74,7 +81,9 @@ class ConnectionLimit:
                 event, descriptor = _EVENT.unpack(self._monitor.recv_multipart()[0])
                 if event == zmq.EVENT_MONITOR_STOPPED:
                     return
-                if event == zmq.EVENT_DISCONNECTED:
+                if event & _HANDSHAKE_FAILED:
+                    self._count_failed()
+                elif event == zmq.EVENT_DISCONNECTED:
                     self._held.discard(descriptor)
                 elif len(self._held) < self._max_connections:
                     self._held.add(descriptor)

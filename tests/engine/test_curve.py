@@ -1,0 +1,114 @@
+"""With a secret nobody who lacks it gets as far as a message: neither into P's memory nor into its driver's time."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+
+import pytest
+import zmq
+
+from pdjax.core.settings import PDSettings
+from pdjax.engine.jax_transfer.channel import ZmqSideChannel
+from pdjax.engine.ports import FrameIn
+
+BOUND_S = 30.0
+SECRET, OTHER = b"s" * 64, b"o" * 64
+PARTS = 20_000
+
+
+@pytest.fixture
+def made():
+    with contextlib.ExitStack() as left:
+
+        def make(channel):
+            left.callback(channel.close)
+            return channel
+
+        yield make
+
+
+def p_with(made, secret):
+    return made(ZmqSideChannel.bind("127.0.0.1", settings=PDSettings(), secret=secret))
+
+
+def d_with(made, secret):
+    return made(ZmqSideChannel.dealer(settings=PDSettings(), secret=secret))
+
+
+def until(p, condition):
+    """What P receives until then."""
+    deadline, heard = time.monotonic() + BOUND_S, []
+    while not condition(heard):
+        assert time.monotonic() < deadline, (heard, p.counters)
+        p.wait(0.02)
+        heard += p.receive()
+    return heard
+
+
+@pytest.mark.parametrize("secret", [b"", SECRET])
+def test_who_has_the_secret_talks(made, secret):
+    p, d = p_with(made, secret), d_with(made, secret)
+    assert d.send(p.address, b"there")
+    (heard,) = until(p, lambda heard: heard)
+    assert heard.frame == b"there" and p.send(heard.address, b"back")
+    assert until(d, lambda heard: heard) == [FrameIn(p.address, b"back")]
+    assert p.counters.handshakes_refused == 0
+
+
+@pytest.mark.parametrize(("of_p", "of_d"), [(SECRET, OTHER), (SECRET, b""), (b"", SECRET)])
+def test_who_lacks_it_says_nothing_and_is_counted(made, of_p, of_d):
+    p, d = p_with(made, of_p), d_with(made, of_d)
+    assert d.send(p.address, b"there")
+    assert until(p, lambda _: p.counters.handshakes_refused) == []
+    assert d.receive() == [], "P lives: this is no refusal"
+    assert p.counters.received == p.counters.dropped_malformed == 0
+
+
+@pytest.mark.parametrize("secret", [b"", SECRET])
+def test_a_message_of_many_parts_comes_in_without_a_secret_alone(made, secret):
+    p = p_with(made, secret)
+    context = zmq.Context()
+    stranger = context.socket(zmq.DEALER)
+    try:
+        stranger.connect(f"tcp://{p.address}")
+        stranger.send_multipart([b""] * PARTS)
+        until(p, lambda _: p.counters.handshakes_refused if secret else p.counters.dropped_malformed)
+        assert p.counters.dropped_malformed == (not secret)
+    finally:
+        stranger.close(0)
+        context.term()
+
+
+@pytest.mark.parametrize("secret", [b"", SECRET])
+def test_what_passes_cannot_be_read_on_the_way(made, secret):
+    p, d, seen = p_with(made, secret), d_with(made, secret), []
+    host, port = p.address.split(":")
+    with socket.create_server(("127.0.0.1", 0)) as middle:
+
+        def copy(source, target):
+            with contextlib.suppress(OSError):
+                while data := source.recv(65536):
+                    seen.append(data)
+                    target.sendall(data)
+
+        def serve():
+            one, _ = middle.accept()
+            other = socket.create_connection((host, int(port)))
+            with one, other:
+                back = threading.Thread(target=copy, args=(other, one), daemon=True)
+                back.start()
+                copy(one, other)
+                other.shutdown(socket.SHUT_RDWR)
+                back.join()
+
+        way = threading.Thread(target=serve, daemon=True)
+        way.start()
+        address = f"127.0.0.1:{middle.getsockname()[1]}"
+        assert d.send(address, b"in the clear")
+        until(p, lambda heard: heard)
+        d.close()
+        way.join(BOUND_S)
+    assert (b"in the clear" in b"".join(seen)) == (not secret)
