@@ -15,7 +15,7 @@ import typer
 
 from pdjax.campaign import report
 from pdjax.campaign.aborts import ALL, name_of, run_aborts
-from pdjax.campaign.files import run_files
+from pdjax.campaign.files import names_of, run_files
 from pdjax.campaign.fleet import to_its_end
 from pdjax.campaign.matrix import all_cells, run_matrix
 from pdjax.campaign.neighbours import run_neighbours
@@ -26,6 +26,9 @@ app = typer.Typer(
     add_completion=False, no_args_is_help=True, help="Hurt real processes and check what follows.",
     pretty_exceptions_enable=False,
 )  # fmt: skip
+TRACES = (
+    Path("tests") / "traces"
+)  # of which the page says what runs; there is a page only at the root of the project
 Write = Annotated[bool, typer.Option("--write", help=f"write the result into {report.PAGE}")]
 T = TypeVar("T")
 
@@ -85,12 +88,13 @@ def files(
 ) -> None:
     """Replay scenario files on real processes and compare each with the simulator."""
     found = [f for path in paths for f in (sorted(path.glob("*.json")) if path.is_dir() else [path])]
+    whole = names_of(sorted(TRACES.glob("*.json"))) if write else []
     campaign = _run("files", write, lambda directory: run_files(found, directory, say))
     for name, reasons in campaign.left_out.items():
         say(f"cannot: {name}: {'; '.join(reasons)}")
     wrong = sum(not one.ok for one in campaign.reports)
     say(f"{len(campaign.reports)} files, {wrong} differ, {len(campaign.left_out)} cannot be run")
-    _finish("files", report.of_files(campaign), write, wrong)
+    _finish("files", report.of_files(campaign, whole), write, wrong)
 
 
 @app.command()
@@ -140,7 +144,7 @@ def neighbours(write: Write = False) -> None:
 
 @app.command()
 def soak(
-    seconds: Annotated[float, typer.Option(help="how long faults are made")] = 600.0,
+    seconds: Annotated[float, typer.Option(help="how long faults are made, at least")] = 600.0,
     seed: Annotated[int, typer.Option(help="of requests and faults")] = 1,
     write: Write = False,
 ) -> None:

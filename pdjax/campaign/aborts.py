@@ -14,9 +14,9 @@ from pathlib import Path
 from pdjax.campaign import states
 from pdjax.campaign.client import HttpRouter, Record
 from pdjax.campaign.fleet import POLL_S, Fleet
+from pdjax.campaign.logs import Logs
 from pdjax.campaign.matrix import SLACK_S, plan
 from pdjax.campaign.reference import Reference
-from pdjax.campaign.replay import Logs
 from pdjax.sim.trace_types import Router as RouterSpec
 
 WAYS: dict[str, tuple[str, tuple[str, ...]]] = {

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
-import msgspec
 
+from pdjax.campaign.answers import Answer, Stream, read_whole
 from pdjax.campaign.fleet import Fleet
 from pdjax.campaign.reference import Reference
 from pdjax.core.wire import MAX_ROOM
@@ -24,7 +24,6 @@ from pdjax.sim.trace_types import Router as RouterSpec
 from pdjax.sim.verdict import RETRIED, backoff_s, outcome_of, verdict
 
 UNBOUNDED = httpx.Timeout(None, connect=10.0)
-DONE = "[DONE]"
 
 
 @dataclass
@@ -165,45 +164,24 @@ class HttpRouter:
         try:
             async with self._http.stream("POST", f"{seat.url}/generate", json=body) as answer:
                 leg.accepted = True
-                if record.stream and answer.status_code == 200:
-                    await self._read_stream(leg, answer)
-                else:
-                    self._read_whole(leg, answer.status_code, await answer.aread())
+                read = await self._read(answer, record.stream)
+                leg.tokens, leg.finish = read.tokens, read.finish
+                leg.status, leg.reason = read.status, read.reason
         except httpx.ConnectError:
             leg.status, leg.reason = 0, "connection_refused"
         except httpx.HTTPError:
             leg.status, leg.reason = 0, "connection_reset"
         self._look(record)
 
-    def _read_whole(self, leg: Leg, status: int, content: bytes) -> None:
-        body = msgspec.json.decode(content)
-        if status != 200:
-            leg.status, leg.reason = status, body["error"]["reason"]
-            return
-        results = body if isinstance(body, list) else [body]
-        leg.tokens = [result["output_ids"] for result in results]
-        leg.finish = [result["meta_info"]["finish_reason"]["type"] for result in results]
-        leg.status, leg.reason = 200, "client_abort" if "abort" in leg.finish else ""
-
-    async def _read_stream(self, leg: Leg, answer: httpx.Response) -> None:
-        """sglang's frames are cumulative; an error event is D's answer with its own status."""
-        newest: dict[int, Any] = {}
+    @staticmethod
+    async def _read(answer: httpx.Response, stream: bool) -> Answer:
+        if not stream or answer.status_code != 200:
+            return read_whole(answer.status_code, await answer.aread())
+        frames = Stream()
         async for line in answer.aiter_lines():
-            data = line.removeprefix("data: ")
-            if not line or data == DONE:
-                continue
-            frame = msgspec.json.decode(data)
-            if "error" in frame:
-                leg.status, leg.reason = frame["error"]["code"], frame["error"]["reason"]
-                return
-            newest[frame.get("index", 0)] = frame
-        results = [newest[index] for index in sorted(newest)]
-        if not results or any(result["meta_info"]["finish_reason"] is None for result in results):
-            leg.status, leg.reason = 0, "connection_reset"  # it ended without an end
-            return
-        leg.tokens = [result["output_ids"] for result in results]
-        leg.finish = [result["meta_info"]["finish_reason"]["type"] for result in results]
-        leg.status, leg.reason = 200, "client_abort" if "abort" in leg.finish else ""
+            if not frames.take(line):
+                break
+        return frames.answer()
 
     # ------------------------------------------------------------ the outcome
 

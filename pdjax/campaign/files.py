@@ -6,7 +6,7 @@ Must never stop at a file that differs, nor leave one out without its reason.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,9 +14,10 @@ import httpx
 
 from pdjax.campaign.express import cannot, make_models, plan_of
 from pdjax.campaign.fleet import Fleet, FleetPlan
+from pdjax.campaign.logs import Logs
 from pdjax.campaign.reference import Reference
 from pdjax.campaign.remote import RemoteError
-from pdjax.campaign.replay import SLOWER, Logs, Report, fresh_rooms, replay
+from pdjax.campaign.replay import SLOWER, Report, fresh_rooms, replay
 from pdjax.serve.children import ChildError
 from pdjax.sim.trace_file import load, parse
 from pdjax.sim.trace_types import Trace
@@ -57,6 +58,11 @@ async def run_files(
     campaign.fleets = len(groups)
     campaign.seconds = time.monotonic() - began_s
     return campaign
+
+
+def names_of(paths: Iterable[Path]) -> list[str]:
+    """As reports call these files."""
+    return [load(path).name for path in paths]
 
 
 async def _run_group(

@@ -8,20 +8,21 @@ side that lived, and that everything was free afterwards. Must never compare wit
 from __future__ import annotations
 
 import asyncio
+import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import httpx
-import msgspec
 
 from pdjax.campaign import states
 from pdjax.campaign.express import flags_of
 from pdjax.campaign.fleet import REGISTRY, ROUTER, Fleet, FleetPlan, NodePlan, options
+from pdjax.campaign.logs import Logs
 from pdjax.campaign.reference import Reference
-from pdjax.campaign.replay import Logs
+from pdjax.core.log_lines import Line
 from pdjax.core.settings import PDSettings
 
 TARGETS = ("p0", "d0", REGISTRY, ROUTER)
@@ -39,11 +40,17 @@ SIZES = {
 }  # fmt: skip
 
 
+def fleet_plan(
+    names: Sequence[str], sizes: Mapping[str, int], router: str = "", gate: str = SETTINGS.prefill_gate
+) -> FleetPlan:
+    """Instances of the tiny model with the short timers of ``SETTINGS``, which the registry knows, too."""
+    flags = options({**flags_of(replace(SETTINGS, prefill_gate=gate)), **sizes})
+    ttl = options({"disaggregation-bootstrap-heartbeat-ttl": SETTINGS.heartbeat_ttl_s})
+    return FleetPlan("tiny", tuple(NodePlan(name, flags) for name in names), ttl, router=router)
+
+
 def plan(gate: str = SETTINGS.prefill_gate) -> FleetPlan:
-    flags = {**flags_of(replace(SETTINGS, prefill_gate=gate)), **SIZES}
-    nodes = tuple(NodePlan(name, options(flags)) for name in ("p0", "d0"))
-    ttl = ("--disaggregation-bootstrap-heartbeat-ttl", f"{SETTINGS.heartbeat_ttl_s:g}")
-    return FleetPlan("tiny", nodes, ttl, router="mini")
+    return fleet_plan(("p0", "d0"), SIZES, router="mini", gate=gate)
 
 
 @dataclass(frozen=True)
@@ -136,12 +143,12 @@ class Matrix:
         self.logs.more()
         before = len(self.logs.lines)
         asked: asyncio.Task[tuple[str, float]] | None = None
+        request = await self._request()
         if cell.state != "idle":
             await states.hold(fleet, cell.state)
-            asked = asyncio.create_task(self._ask(await self._request()))
+            asked = asyncio.create_task(self._ask(request))
             if not await states.reached(fleet, cell.state, asked.done):
                 cell.wrong.append(f"the request never was {cell.state}")
-        request = await self._request()
         struck_s = time.monotonic()
         going_on = await self._strike(cell)
         if asked is None:
@@ -155,7 +162,7 @@ class Matrix:
         if going_on is not None:
             await going_on
         await self._heal(cell)
-        self._judge(cell, struck_s, before)
+        self._judge(cell, struck_s, before, request[0]["rid"])
 
     async def _strike(self, cell: Cell) -> asyncio.Task[None] | None:
         """The task that lets a stopped process go on."""
@@ -220,31 +227,42 @@ class Matrix:
 
     # ------------------------------------------------------------ the verdict
 
-    def _judge(self, cell: Cell, struck_s: float, before: int) -> None:
+    def _judge(self, cell: Cell, struck_s: float, before: int, rid: str) -> None:
         said = promise(cell.target, cell.fault, cell.state, self.stop_s)
         if cell.outcome not in said.outcomes:
             cell.wrong.append(f"the client sees {cell.outcome}, promised is {' or '.join(said.outcomes)}")
         if cell.client_s > said.within_s + SLACK_S:
             cell.wrong.append(f"the client waits {cell.client_s:.1f} s, promised are {said.within_s:g} s")
         self.logs.more()
-        cell.known_s = first_failures(self.logs.lines[before:], struck_s)
-        for node, within_s in said.known if cell.outcome == "failed" else ():
-            seconds = cell.known_s.get(node)
-            if seconds is None or seconds > within_s + SLACK_S:
-                cell.wrong.append(
-                    f"{node} knows after {seconds or float('inf'):.1f} s, promised are {within_s:g} s"
-                )
+        cell.known_s = first_failures(self.logs.since(before), struck_s, rid)
+        if cell.outcome == "failed":
+            cell.wrong += known_late(cell.known_s, said)
         cell.wrong += self.logs.breaches(before)
 
 
-def first_failures(lines: Sequence[bytes], struck_s: float) -> dict[str, float]:
-    """node → seconds from the fault to the first room that failed there. Clocks of one machine are one clock."""
+def first_failures(lines: Iterable[Line], struck_s: float, rid: str) -> dict[str, float]:
+    """node → seconds from the fault to the first end of a room of this request there. Clocks of one machine are one clock.
+
+    The router draws the room; the legs' lines name the request. Those that follow it may fail, too, and count for nothing.
+    """
+    lines = list(lines)
+    rooms = {line.room for line in lines if line.get("rid") == rid}
     found: dict[str, float] = {}
-    for text in lines:
-        line = msgspec.json.decode(text)
-        seconds = line["t"] / 1000 - struck_s
-        if line["event"] == "failed" and "role" not in line and seconds >= 0:
-            found[line["node"]] = round(min(seconds, found.get(line["node"], seconds)), 3)
+    for line in lines:
+        seconds = line.raw["t"] / 1000 - struck_s
+        if line.event == "failed" and not line.role and line.room in rooms and seconds >= 0:
+            node = line.life[0]
+            found[node] = round(min(seconds, found.get(node, seconds)), 3)
+    return found
+
+
+def known_late(known_s: Mapping[str, float], said: Promise) -> list[str]:
+    """Nodes that have to know of the failure and did not in time."""
+    found = []
+    for node, within_s in said.known:
+        seconds = known_s.get(node, math.inf)
+        if seconds > within_s + SLACK_S:
+            found.append(f"{node} knows after {seconds:.1f} s, promised are {within_s:g} s")
     return found
 
 

@@ -11,16 +11,16 @@ import itertools
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from pdjax.campaign import states
 from pdjax.campaign.client import HttpRouter, Record
 from pdjax.campaign.fleet import Fleet, FleetPlan
+from pdjax.campaign.logs import Logs
 from pdjax.campaign.matrix import SETTINGS, SLACK_S
 from pdjax.campaign.reference import Reference
-from pdjax.campaign.replay import Logs
 from pdjax.campaign.soak import plan as soak_plan
 from pdjax.sim.trace_types import Router as RouterSpec
 
@@ -47,7 +47,7 @@ class Neighbours:
 
 def plan() -> FleetPlan:
     """As for the soak, without a router: each request says which pair it goes to."""
-    return FleetPlan("tiny", soak_plan().nodes, soak_plan().bootstrap)
+    return replace(soak_plan(), router="")
 
 
 class Crowd:
@@ -90,7 +90,8 @@ class Crowd:
             )
         router = self._router()
         records = [await self._post(router, own[i % len(own)]) for i in range(IN_FLIGHT)]
-        await asyncio.sleep(0.2)  # they are under way: posted, prefilled, some of them asked for
+        if not await self._under_way(own, records):
+            found.wrong.append(f"no hand-off was under way when {victim} was stopped")
         self.fleet.stop(victim)
         try:
             await self._load(pairs, requests, found, found.stopped_s)
@@ -105,6 +106,13 @@ class Crowd:
         if left:
             found.wrong.append(f"not free after {victim} went on: {left}")
         await asyncio.gather(*(self.fleet.ready(name) for name in self.fleet.instances))
+
+    async def _under_way(self, own: list[tuple[str, str]], records: list[Record]) -> bool:
+        """Until a D pulls one of these, which alone are posted. False: they have ended, or none ever came so far."""
+        receivers = sorted({d for _, d in own})
+        return await states.stands_in(
+            self.fleet, receivers, "in_flight", lambda: all(record.ended.is_set() for record in records)
+        )
 
     def _router(self) -> HttpRouter:
         return HttpRouter(self.fleet, RouterSpec(), 1.0, lambda event, room: None)

@@ -14,8 +14,9 @@ from typing import Any
 
 from pdjax.campaign.express import cannot, make_models, plan_of
 from pdjax.campaign.fleet import Fleet, to_its_end
+from pdjax.campaign.logs import Logs
 from pdjax.campaign.reference import Reference
-from pdjax.campaign.replay import SLOWER, Logs, Report, replay
+from pdjax.campaign.replay import SLOWER, Report, replay
 from pdjax.serve.children import ChildError
 from pdjax.sim.trace_types import Trace
 

@@ -6,11 +6,12 @@ number and, of the first line of a life, its time.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
+from pdjax.core.log_lines import Life, Line
 from pdjax.sim.importer import import_logs
 from pdjax.sim.replay import NoEndError, run_trace
 from pdjax.sim.runlog import NoRun
@@ -18,29 +19,26 @@ from pdjax.sim.schema import TraceError
 from pdjax.sim.trace_file import parse
 
 
-def cut_out(lines: Sequence[bytes], before: int) -> list[bytes]:
+def cut_out(lines: Sequence[Line], before: int) -> list[bytes]:
     """The lines after that one as a whole log: each life that is in them begins with its own first line."""
-    decoded: list[dict[str, Any]] = [msgspec.json.decode(line) for line in lines]
-    first = {_life(line): line for line in decoded if line["event"] == "started"}
-    numbers: dict[tuple[str, str], int] = {}
+    first = {line.life: line.raw for line in lines if line.event == "started"}
+    numbers: dict[Life, int] = {}
     out: list[bytes] = []
 
-    def put(line: dict[str, Any]) -> None:
-        number = numbers[_life(line)] = numbers.get(_life(line), -1) + 1
-        out.append(msgspec.json.encode({**line, "n": number}))
+    def put(life: Life, raw: Mapping[str, Any]) -> None:
+        number = numbers[life] = numbers.get(life, -1) + 1
+        out.append(msgspec.json.encode({**raw, "n": number}))
 
-    for line in decoded[before:]:
-        if _life(line) not in numbers and line["event"] != "started":
-            put({**first[_life(line)], "t": line["t"]})
-        put(line)
+    for line in lines:
+        if line.number <= before:
+            continue
+        if line.life not in numbers and line.event != "started":
+            put(line.life, {**first[line.life], "t": line.raw["t"]})
+        put(line.life, line.raw)
     return out
 
 
-def _life(line: dict[str, Any]) -> tuple[str, str]:
-    return line["node"], line["epoch"]
-
-
-def broken_properties(lines: Sequence[bytes], before: int) -> list[str]:
+def broken_properties(lines: Sequence[Line], before: int) -> list[str]:
     """Properties that the recorded run breaks in the simulator; none also when nothing of a request was logged."""
     try:
         result = run_trace(parse(import_logs(cut_out(lines, before))[0]))

@@ -14,12 +14,11 @@ from typing import Any
 from pdjax.campaign.anchors import anchored, tied
 from pdjax.campaign.client import HttpRouter, Record
 from pdjax.campaign.fleet import REGISTRY, Fleet, Seat
+from pdjax.campaign.logs import Logs
 from pdjax.campaign.recorded import broken_properties
 from pdjax.campaign.reference import Reference
 from pdjax.campaign.remote import RemoteError
 from pdjax.campaign.scenario import Scenario
-from pdjax.core import conform, log_lines
-from pdjax.faults.work import INJECTED
 from pdjax.sim.node import Timing
 from pdjax.sim.replay import Result, run_trace, t_free_s
 from pdjax.sim.trace_file import parse
@@ -59,35 +58,6 @@ class Report:
     @property
     def ok(self) -> bool:
         return not (self.differs or self.findings)
-
-
-class Logs:
-    """The event logs of one fleet, read piece by piece, so that a file's breaches are told from an older one's."""
-
-    def __init__(self, fleet: Fleet) -> None:
-        self._fleet = fleet
-        self._read: dict[str, int] = {}
-        self.lines: list[bytes] = []
-
-    def more(self) -> int:
-        """Read what is new; the number of lines before it."""
-        before = len(self.lines)
-        for path in self._fleet.log_files():
-            with path.open("rb") as file:
-                file.seek(self._read.get(path.name, 0))
-                data = file.read()
-            whole = data[: data.rfind(b"\n") + 1]
-            self._read[path.name] = self._read.get(path.name, 0) + len(whole)
-            self.lines += whole.splitlines()
-        return before
-
-    def breaches(self, after: int) -> list[str]:
-        """Of the lines after that one; at the end nothing may be open on a process that lives."""
-        lines, wrong = log_lines.read(self.lines)
-        found = [f for f in wrong + conform.broken(lines) if f.line > after]
-        alive = {name for name in self._fleet.instances if self._fleet.seats[name].alive}
-        found += conform.all_closed([line for line in lines if line.life[0] in alive])
-        return [str(f) for f in found if INJECTED not in f.text]
 
 
 async def settle(fleet: Fleet, reference: Reference, trace: Trace) -> None:
@@ -132,7 +102,7 @@ async def replay(
         report.findings.append(f"V2: not free {bound_s:g} s after the last outcome: {left}")
     logs.more()
     report.findings += logs.breaches(before)
-    report.findings += broken_properties(logs.lines, before)
+    report.findings += broken_properties(logs.decoded, before)
     report.findings += [f"dead without a step that killed it: {name}" for name in _dead(fleet, trace)]
     _compare(trace, scenario, simulated, report)
     report.differs += overdue(trace, router.records, slower, scenario.stood_between)

@@ -1,6 +1,6 @@
 """docs/faults.md from what the campaigns found: each part is kept between two marks and replaced as a whole.
 
-Must never write a figure that was not measured in the run that writes it.
+Must never write a figure that was not measured in the run that writes it, nor keep silent about what that run left out.
 """
 
 from __future__ import annotations
@@ -8,13 +8,13 @@ from __future__ import annotations
 import os
 import re
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 from pdjax.campaign import states
-from pdjax.campaign.aborts import Abort, goes_on, name_of
+from pdjax.campaign.aborts import ALL, Abort, goes_on, name_of
 from pdjax.campaign.files import Campaign
-from pdjax.campaign.matrix import FAULTS, Cell
+from pdjax.campaign.matrix import FAULTS, Cell, all_cells
 from pdjax.campaign.neighbours import Neighbours
 from pdjax.campaign.rounds import Round
 from pdjax.campaign.soak import Soak
@@ -48,7 +48,8 @@ def machine() -> str:
     return f"{os.cpu_count()} cores, load {os.getloadavg()[2]:.0f} over the last quarter of an hour"
 
 
-def of_files(campaign: Campaign) -> list[str]:
+def of_files(campaign: Campaign, whole: Iterable[str]) -> list[str]:
+    """whole: the names of all files, those that this run has left out among them."""
     reports = campaign.reports
     alike = sum(report.ok for report in reports)
     lines = [
@@ -62,7 +63,8 @@ def of_files(campaign: Campaign) -> list[str]:
         lines.append(f"| {r.name} | {_short(said)} | {r.seconds:.1f} |")
     lines += ["", *_head("cannot be run", "why")]
     lines += [f"| {name} | {'; '.join(why)} |" for name, why in sorted(campaign.left_out.items())]
-    return lines
+    looked_at = {report.name for report in reports} | campaign.left_out.keys()
+    return lines + _not_here("files", whole, looked_at)
 
 
 def _head(*columns: str) -> list[str]:
@@ -73,6 +75,13 @@ def _head(*columns: str) -> list[str]:
 def _wrong(found: Iterable[tuple[str, list[str]]]) -> list[str]:
     """Below a table: what is wrong with each of its results that has something."""
     return [f"- {name}: {'; '.join(wrong)}" for name, wrong in found if wrong]
+
+
+def _not_here(what: str, whole: Iterable[str], here: Collection[str]) -> list[str]:
+    """What a run of some of them did not look at: one paragraph, [] after a whole run."""
+    whole = list(whole)
+    left = [name for name in whole if name not in here]
+    return ["", f"Not in this run: {len(left)} of {len(whole)} {what}: {'; '.join(left)}."] if left else []
 
 
 def _short(text: str, most: int = 200) -> str:
@@ -93,7 +102,10 @@ def of_matrix(cells: Sequence[Cell]) -> list[str]:
         for fault in FAULTS:
             row = [found.get((target, fault, state)) for state in states.STATES]
             lines.append(f"| {target} {fault} | {' | '.join(_cell(cell) for cell in row)} |")
-    return lines + _wrong((cell.name, cell.wrong) for cell in cells)
+    lines += _wrong((cell.name, cell.wrong) for cell in cells)
+    return lines + _not_here(
+        "cells", (Cell(*cell).name for cell in all_cells()), {cell.name for cell in cells}
+    )
 
 
 def _cell(cell: Cell | None) -> str:
@@ -116,7 +128,9 @@ def of_aborts(aborts: Sequence[Abort]) -> list[str]:
         row = [found.get((state, way)) for way in ways]
         shown = [_abort(one) for one in row]
         lines.append(f"| {state} | {' | '.join(shown)} |")
-    return lines + _wrong((name_of(one.state, one.way), one.wrong) for one in aborts)
+    lines += _wrong((name_of(one.state, one.way), one.wrong) for one in aborts)
+    here = {name_of(*cell) for cell in found}
+    return lines + _not_here("aborts", (name_of(*cell) for cell in ALL), here)
 
 
 def _abort(one: Abort | None) -> str:

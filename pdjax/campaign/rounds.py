@@ -6,18 +6,19 @@ Must never count a request as hurt that was not, nor compare memory before what 
 from __future__ import annotations
 
 import asyncio
-import random
+import itertools
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from pdjax.campaign.client import HttpRouter
-from pdjax.campaign.express import flags_of
-from pdjax.campaign.fleet import Fleet, FleetPlan, NodePlan, options
-from pdjax.campaign.matrix import SETTINGS, SLACK_S
-from pdjax.campaign.reference import SPECIAL, VOCABULARY, Reference
-from pdjax.campaign.replay import Logs
+from pdjax.campaign.drawn import prompts, rng_of
+from pdjax.campaign.fleet import Fleet, FleetPlan
+from pdjax.campaign.logs import Logs
+from pdjax.campaign.matrix import SETTINGS, SLACK_S, fleet_plan
+from pdjax.campaign.reference import Reference
+from pdjax.sim.router import SIDES
 from pdjax.sim.trace_types import Router as RouterSpec
 
 ROUNDS, REQUESTS, AT_ONCE, HURT = 3, 1000, 16, 0.05
@@ -28,6 +29,29 @@ SIZES = {
     "page-size": 16, "num-pages": 257, "context-length": 128, "chunked-prefill-size": 64, "max-running-requests": 16,
 }  # fmt: skip
 REQUEST_S = 60.0
+DELAY_S = 0.1  # the most after which an abort comes
+
+
+@dataclass(frozen=True)
+class Wish:
+    """One request, and how it is hurt: kind "" for not at all. side, delay_s: where and when an abort comes."""
+
+    room: int
+    prompt: list[int]
+    n_out: int
+    kind: str
+    side: str
+    delay_s: float
+
+
+def wishes(seed: int) -> Iterator[Wish]:
+    """Request after request, each drawn before any is posted."""
+    of_all, rng = prompts(seed, PROMPTS), rng_of(seed, "requests")
+    for room in itertools.count(1):
+        kind = rng.choice(KINDS) if rng.random() < HURT else ""
+        yield Wish(
+            room, rng.choice(of_all), rng.randint(1, 24), kind, rng.choice(SIDES), rng.random() * DELAY_S
+        )
 
 
 @dataclass
@@ -54,10 +78,7 @@ class Round:
 
 
 def plan() -> FleetPlan:
-    nodes = tuple(NodePlan(name, options({**flags_of(SETTINGS), **SIZES})) for name in ("p0", "d0"))
-    return FleetPlan(
-        "tiny", nodes, ("--disaggregation-bootstrap-heartbeat-ttl", f"{SETTINGS.heartbeat_ttl_s:g}")
-    )
+    return fleet_plan(("p0", "d0"), SIZES)
 
 
 async def memory_of(fleet: Fleet, name: str) -> Memory:
@@ -95,13 +116,8 @@ class Rounds:
 
     def __init__(self, fleet: Fleet, reference: Reference, seed: int, requests: int = REQUESTS) -> None:
         self.fleet, self.reference, self.requests = fleet, reference, requests
-        self.rng = random.Random(seed)
         self.logs = Logs(fleet)
-        self._room = 0
-        self._prompts = [
-            [SPECIAL + self.rng.randrange(VOCABULARY - SPECIAL) for _ in range(self.rng.randint(4, 60))]
-            for _ in range(PROMPTS)
-        ]
+        self._wishes = wishes(seed)
 
     async def run(self, rounds: int, say: Callable[[str], None]) -> list[Round]:
         done: list[Round] = []
@@ -124,7 +140,8 @@ class Rounds:
         router = HttpRouter(fleet, RouterSpec(timeout=REQUEST_S * 1000), 1.0, lambda event, room: None)
         slots = asyncio.Semaphore(AT_ONCE)
         try:
-            await asyncio.gather(*(self._one(router, one, slots) for _ in range(self.requests)))
+            drawn = itertools.islice(self._wishes, self.requests)
+            await asyncio.gather(*(self._one(router, one, slots, wish) for wish in drawn))
         finally:
             await router.close()
         one.wrong += router.errors
@@ -141,22 +158,19 @@ class Rounds:
         one.wrong += self.logs.breaches(before)
         return one
 
-    async def _one(self, router: HttpRouter, one: Round, slots: asyncio.Semaphore) -> None:
+    async def _one(self, router: HttpRouter, one: Round, slots: asyncio.Semaphore, wish: Wish) -> None:
         async with slots:
-            self._room += 1
-            room, rid = self._room, f"r{self._room}"
-            prompt, n_out = self.rng.choice(self._prompts), self.rng.randint(1, 24)
-            kind = self.rng.choice(KINDS) if self.rng.random() < HURT else ""
+            kind, rid = wish.kind, f"r{wish.room}"
             if kind:
                 one.hurt[kind] += 1
-                await self._arm(kind, room)
-            record = await router.post(self.reference, rid, room, ("p0", "d0"), prompt, n_out)
+                await self._arm(kind, wish.room)
+            record = await router.post(self.reference, rid, wish.room, ("p0", "d0"), wish.prompt, wish.n_out)
             if kind in ("abort", "disconnect"):
-                await asyncio.sleep(self.rng.random() * 0.1)
+                await asyncio.sleep(wish.delay_s)
                 if kind == "abort":
-                    await router.abort(rid, (self.rng.choice(("prefill", "decode")),))
+                    await router.abort(rid, (wish.side,))
                 else:
-                    router.disconnect(rid, ("prefill", "decode"))
+                    router.disconnect(rid, SIDES)
             await record.ended.wait()
             del router.records[rid]
             self._count(one, kind, f"{record.outcome} ({record.reason or record.status})", record.outcome)

@@ -1,14 +1,15 @@
 """A deployment at full load under random faults, for a bounded time: nothing lost, nothing stuck, nothing let in.
 
 Two P, two D, a registry and the rust router, which tries failed requests again. Clients post, abort and leave; processes are killed,
-stopped and started again; the registry loses its table; messages and hand-offs are spoilt. Everything is drawn from the
-seed, though real time decides what meets what. Must never end before everything has been healed and looked at.
+stopped and started again; the registry loses its table; messages and hand-offs are spoilt (chaos.py). What each client posts and
+each fault are drawn from the seed; real time decides what meets what, and how many there are. Must never end before
+everything has been healed and looked at.
 """
 
 from __future__ import annotations
 
 import asyncio
-import random
+import itertools
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -17,24 +18,27 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import msgspec
 
 from pdjax.campaign import states
-from pdjax.campaign.express import flags_of
-from pdjax.campaign.fleet import REGISTRY, ROUTER, Fleet, FleetPlan, NodePlan, options
-from pdjax.campaign.matrix import SETTINGS, SLACK_S
-from pdjax.campaign.reference import SPECIAL, VOCABULARY, Reference
-from pdjax.campaign.remote import RemoteError
-from pdjax.campaign.replay import Logs
+from pdjax.campaign.answers import Answer, read_stream, read_whole
+from pdjax.campaign.chaos import Chaos
+from pdjax.campaign.drawn import prompts, rng_of
+from pdjax.campaign.fleet import ROUTER, Fleet, FleetPlan
+from pdjax.campaign.logs import Logs
+from pdjax.campaign.matrix import SETTINGS, SLACK_S, fleet_plan
+from pdjax.campaign.reference import Reference
 from pdjax.campaign.rounds import SIZES, Memory, memory_of
 
 CLIENTS, PROMPTS = 16, 32
 ABORTED, LEFT, STREAMED = 0.08, 0.08, 0.3  # shares of the requests
-FAULT_EVERY_S = (1.0, 5.0)
+DELAY_S = 0.3  # the most after which a client leaves or aborts
 CLIENT_S = 180.0  # the request limit of both sides, and what a router's tries add
 PROBES = 20
-MESSAGES = ("hello", "pending", "ready", "done", "abort", "done_ack", "failed")
 MORE_THREADS, MORE_FILES = 12, 24  # than at the start: links to lives of peers that are still remembered
+
+
+LEAST_OK, LEAST_FAULTS, LEAST_KILLS, LEAST_STOPS = 50, 8, 1, 1  # a run with fewer says nothing
+LONGER_S = 300.0  # the most that a slow machine is given for them, beyond the time asked for
 
 
 @dataclass
@@ -52,25 +56,56 @@ class Soak:
     def requests(self) -> int:
         return sum(self.outcomes.values())
 
+    def lacks(self) -> list[str]:
+        """What has happened too seldom so far."""
+        kills, stops = (
+            sum(n for what, n in self.faults.items() if what in (f"p {kind}", f"d {kind}"))
+            for kind in ("killed", "stopped")
+        )
+        found = (
+            ("right answers", self.outcomes["ok"], LEAST_OK),
+            ("faults", self.faults.total(), LEAST_FAULTS),
+            ("kills", kills, LEAST_KILLS),
+            ("stops", stops, LEAST_STOPS),
+        )
+        return [f"{n} {what} of at least {least}" for what, n, least in found if n < least]
+
 
 def plan() -> FleetPlan:
-    nodes = tuple(NodePlan(n, options({**flags_of(SETTINGS), **SIZES})) for n in ("p0", "p1", "d0", "d1"))
-    ttl = ("--disaggregation-bootstrap-heartbeat-ttl", f"{SETTINGS.heartbeat_ttl_s:g}")
-    return FleetPlan("tiny", nodes, ttl, router="rust")
+    return fleet_plan(("p0", "p1", "d0", "d1"), SIZES, router="rust")
+
+
+class Client:
+    """One of those that post: its requests and what it does to them are drawn from numbers of its own."""
+
+    def __init__(self, name: str, seed: int, prompts: list[list[int]]) -> None:
+        self.name = name
+        self._rng = rng_of(seed, f"client {name}")
+        self._prompts = prompts
+        self._serials = itertools.count(1)
+
+    def next(self) -> tuple[dict[str, Any], str, float]:
+        """(body, "left", "aborted" or "", seconds after which it leaves or aborts)."""
+        rng = self._rng
+        sampling = {"temperature": 0, "max_new_tokens": rng.randint(1, 24), "ignore_eos": True}
+        body = {
+            "rid": f"s{self.name}-{next(self._serials)}", "input_ids": rng.choice(self._prompts),
+            "sampling_params": sampling, "stream": rng.random() < STREAMED,
+        }  # fmt: skip
+        share, delay_s = rng.random(), rng.random() * DELAY_S
+        way = "left" if share < LEFT else "aborted" if share < LEFT + ABORTED else ""
+        return body, way, delay_s
 
 
 class Run:
     def __init__(self, fleet: Fleet, reference: Reference, soak: Soak) -> None:
         self.fleet, self.reference, self.soak = fleet, reference, soak
-        self.rng = random.Random(soak.seed)
         self.logs = Logs(fleet)
-        self._serial = 0
-        self._hurting: set[str] = set()  # processes that are stopped or starting
+        self.chaos = Chaos(fleet, soak.seed, soak.faults)
+        of_all = prompts(soak.seed, PROMPTS)
+        self._clients = [Client(str(number), soak.seed, of_all) for number in range(CLIENTS)]
+        self._probing = Client("probe", soak.seed, of_all)
         self._until_s = 0.0
-        self._prompts = [
-            [SPECIAL + self.rng.randrange(VOCABULARY - SPECIAL) for _ in range(self.rng.randint(4, 60))]
-            for _ in range(PROMPTS)
-        ]
         self._http = httpx.AsyncClient(
             trust_env=False, timeout=httpx.Timeout(CLIENT_S),
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
@@ -81,37 +116,34 @@ class Run:
             await self._probe()
             before = {name: await memory_of(self.fleet, name) for name in self.fleet.instances}
             self._until_s = time.monotonic() + self.soak.seconds
-            chaos = asyncio.create_task(self._chaos())
-            await asyncio.gather(*(self._client() for _ in range(CLIENTS)))
+            chaos = asyncio.create_task(self.chaos.run(self._goes_on))
+            await asyncio.gather(*(self._post_all(client) for client in self._clients))
             await chaos
+            self.soak.wrong += self.chaos.errors
+            self.soak.wrong += [f"too little to say anything: {what}" for what in self.soak.lacks()]
             await self._settle(before)
         finally:
             await self._http.aclose()
 
+    def _goes_on(self) -> bool:
+        """Its time, and on a slow machine until enough has happened."""
+        left_s = self._until_s - time.monotonic()
+        return left_s > 0 or (left_s > -LONGER_S and bool(self.soak.lacks()))
+
     # ------------------------------------------------------------ clients
 
-    async def _client(self) -> None:
-        while time.monotonic() < self._until_s:
-            self.soak.outcomes[await self._request()] += 1
+    async def _post_all(self, client: Client) -> None:
+        while self._goes_on():
+            self.soak.outcomes[await self._request(client)] += 1
 
-    def _body(self) -> dict[str, Any]:
-        self._serial += 1
-        n_out = self.rng.randint(1, 24)
-        return {
-            "rid": f"s{self._serial}", "input_ids": self.rng.choice(self._prompts),
-            "sampling_params": {"temperature": 0, "max_new_tokens": n_out, "ignore_eos": True},
-            "stream": self.rng.random() < STREAMED,
-        }  # fmt: skip
-
-    async def _request(self) -> str:
-        body, way = self._body(), self.rng.random()
-        delay_s = self.rng.random() * 0.3
-        if way < LEFT:
+    async def _request(self, client: Client) -> str:
+        body, way, delay_s = client.next()
+        if way == "left":
             try:
                 return await asyncio.wait_for(self._ask(body), delay_s)
             except TimeoutError:
                 return "left"
-        if way < LEFT + ABORTED:
+        if way == "aborted":
             abort = asyncio.create_task(self._abort(body["rid"], delay_s))
             outcome = await self._ask(body)
             await abort
@@ -121,7 +153,7 @@ class Run:
     async def _abort(self, rid: str, delay_s: float) -> None:
         await asyncio.sleep(delay_s)
         for name in self.fleet.instances:
-            if name not in self._hurting:
+            if name not in self.chaos.hurting:
                 try:
                     await self.fleet.http.post(
                         f"{self.fleet.seats[name].url}/abort_request", json={"rid": rid}
@@ -142,121 +174,14 @@ class Run:
             return "the connection broke"
         if answer.status_code != 200:
             return f"status {answer.status_code}"
-        kind, tokens = read_stream(answer.text) if body["stream"] else read_whole(answer.json())
-        if kind == "ok" and tokens != right:
-            self.soak.wrong.append(f"{body['rid']}: tokens {tokens}, a server without PD gives {right}")
+        read = read_stream(answer.text) if body["stream"] else read_whole(200, answer.content)
+        kind = kind_of(read)
+        if kind == "ok" and read.tokens != [right]:
+            self.soak.wrong.append(f"{body['rid']}: tokens {read.tokens}, a server without PD gives {right}")
             return "wrong tokens"
-        if kind == "aborted" and tokens != right[: len(tokens)]:
-            self.soak.wrong.append(f"{body['rid']}: tokens {tokens} before its abort, right are {right}")
+        if kind == "aborted" and any(tokens != right[: len(tokens)] for tokens in read.tokens):
+            self.soak.wrong.append(f"{body['rid']}: tokens {read.tokens} before its abort, right are {right}")
         return kind
-
-    # ------------------------------------------------------------ faults
-
-    async def _chaos(self) -> None:
-        ways = (
-            self._kill,
-            self._kill,
-            self._stop,
-            self._stop,
-            self._registry,
-            self._messages,
-            self._transfers,
-            self._work,
-        )
-        tasks = []
-        while time.monotonic() < self._until_s:
-            await asyncio.sleep(self.rng.uniform(*FAULT_EVERY_S))
-            tasks.append(asyncio.create_task(self.rng.choice(ways)()))
-        for done in await asyncio.gather(*tasks, return_exceptions=True):
-            if isinstance(done, BaseException):
-                self.soak.wrong.append(f"a fault could not be made: {done!r}")
-
-    def _victim(self) -> str | None:
-        """A process that is well, as long as another one of its role is."""
-        well = [n for n in self.fleet.instances if n not in self._hurting]
-        able = [n for n in well if sum(other[0] == n[0] for other in well) > 1]
-        return self.rng.choice(able) if able else None
-
-    async def _kill(self) -> None:
-        name = self._victim()
-        if name is None:
-            return
-        self._hurting.add(name)
-        try:
-            self.soak.faults[f"{name[0]} killed"] += 1
-            await asyncio.to_thread(self.fleet.kill, name)
-            await asyncio.sleep(self.rng.random() * 2)
-            await self.fleet.start(name)
-            await self.fleet.ready(name)
-        finally:
-            self._hurting.discard(name)
-
-    async def _stop(self) -> None:
-        name = self._victim()
-        if name is None:
-            return
-        self._hurting.add(name)
-        try:
-            self.soak.faults[f"{name[0]} stopped"] += 1
-            self.fleet.stop(name)
-            await asyncio.sleep(
-                self.rng.choice((0.2, 1.0, SETTINGS.peer_timeout_s + 1, SETTINGS.lease_s + 2))
-            )
-        finally:
-            self.fleet.go_on(name)
-            self._hurting.discard(name)
-
-    async def _registry(self) -> None:
-        if REGISTRY in self._hurting:
-            return
-        self._hurting.add(REGISTRY)
-        try:
-            self.soak.faults["registry killed"] += 1
-            await asyncio.to_thread(self.fleet.kill, REGISTRY)
-            await asyncio.sleep(self.rng.random() * 2)
-            await self.fleet.start(REGISTRY)
-        finally:
-            self._hurting.discard(REGISTRY)
-
-    async def _messages(self) -> None:
-        kind, do = self.rng.choice(MESSAGES), self.rng.choice(("drop", "duplicate", "delay", "corrupt"))
-        rule = {
-            "match": {"type": kind},
-            "do": do,
-            "by": self.rng.choice((5, 50, 500)),
-            "times": self.rng.randint(1, 5),
-        }
-        await self._tell(f"message {do}", "rules", messages=[[0, rule]], transfers=[], ms_s=0.001)
-
-    async def _transfers(self) -> None:
-        do = self.rng.choice(("slow", "fail", "corrupt", "truncate", "hang"))
-        rule: dict[str, Any] = {
-            "match": {},
-            "do": do,
-            "by": self.rng.choice((50, 500, 3000)),
-            "times": self.rng.randint(1, 3),
-        }
-        await self._tell(f"transfer {do}", "rules", messages=[], transfers=[[0, rule]], ms_s=0.001)
-
-    async def _work(self) -> None:
-        name = self.rng.choice(self.fleet.instances)
-        where = self.rng.choice(
-            ("prefill", "gather", "register") if name[0] == "p" else ("pull", "scatter", "decode")
-        )
-        await self._tell(f"{where} raises", "error", name=name, where=where, room=None)
-
-    async def _tell(self, said: str, what: str, *, name: str = "", **more: Any) -> None:
-        name = name or self.rng.choice(self.fleet.instances)
-        remote = self.fleet.seats[name].remote
-        if name in self._hurting or remote is None:
-            return
-        try:
-            await remote.do(what, **more)
-        except RemoteError:
-            if name not in self._hurting:
-                raise
-            return
-        self.soak.faults[said] += 1
 
     # ------------------------------------------------------------ the end
 
@@ -283,30 +208,16 @@ class Run:
     async def _probe(self) -> None:
         """With nothing hurt, requests are right."""
         for _ in range(PROBES):
-            outcome = await self._ask(self._body())
+            outcome = await self._ask(self._probing.next()[0])
             if outcome != "ok":
                 self.soak.wrong.append(f"with nothing hurt a request ends as {outcome}")
 
 
-def read_whole(body: Any) -> tuple[str, list[int]]:
-    """("ok" or "aborted", tokens) of an answer."""
-    aborted = body["meta_info"]["finish_reason"]["type"] == "abort"
-    return "aborted" if aborted else "ok", body["output_ids"]
-
-
-def read_stream(text: str) -> tuple[str, list[int]]:
-    """The same of a stream, or what its error event says."""
-    newest = None
-    for line in text.splitlines():
-        data = line.removeprefix("data: ")
-        if line and data != "[DONE]":
-            frame = msgspec.json.decode(data)
-            if "error" in frame:
-                return "error event", []
-            newest = frame
-    if newest is None or newest["meta_info"]["finish_reason"] is None:
-        return "cut off", []
-    return read_whole(newest)
+def kind_of(answer: Answer) -> str:
+    """How an answer with status 200 ended for its client."""
+    if answer.status == 200:
+        return "aborted" if answer.aborted else "ok"
+    return "error event" if answer.status else "cut off"
 
 
 def more_than(before: Memory, after: Memory) -> list[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from pdjax.campaign.fleet import POLL_S, Fleet
@@ -69,8 +69,25 @@ async def reached(fleet: Fleet, state: str, ended: Callable[[], bool]) -> bool:
     if state == "idle":
         return True
     node, queue = QUEUE_OF[state]
+
+    async def there() -> bool:
+        return await _queued(fleet, [node], queue) and (state not in BOUND or await _bound(fleet, node))
+
+    return await _comes(there, ended)
+
+
+async def stands_in(fleet: Fleet, nodes: Sequence[str], queue: str, ended: Callable[[], bool]) -> bool:
+    """Until a request stands in that queue of one of the nodes; False: ended() says that it cannot any more, or it never did."""
+    return await _comes(lambda: _queued(fleet, nodes, queue), ended)
+
+
+async def _queued(fleet: Fleet, nodes: Sequence[str], queue: str) -> bool:
+    return any([(await fleet.state(node))[queue] for node in nodes])
+
+
+async def _comes(there: Callable[[], Awaitable[bool]], ended: Callable[[], bool]) -> bool:
     deadline = time.monotonic() + REACH_S
-    while not ((await fleet.state(node))[queue] and (state not in BOUND or await _bound(fleet, node))):
+    while not await there():
         if ended() or time.monotonic() > deadline:
             return False
         await asyncio.sleep(POLL_S)

@@ -10,12 +10,23 @@ import pytest
 
 from pdjax.campaign import report, states
 from pdjax.campaign.aborts import ALL, WAYS, Abort, beyond, bound_s, finds_nothing, goes_on, p_has_answered
+from pdjax.campaign.answers import Answer, read_stream, read_whole
 from pdjax.campaign.files import Campaign
-from pdjax.campaign.matrix import SETTINGS, Cell, all_cells, first_failures, promise
+from pdjax.campaign.matrix import (
+    SETTINGS,
+    SLACK_S,
+    Cell,
+    Promise,
+    all_cells,
+    first_failures,
+    known_late,
+    promise,
+)  # fmt: skip
 from pdjax.campaign.neighbours import Neighbours
 from pdjax.campaign.replay import Report, Seen
 from pdjax.campaign.rounds import Memory, Round, grown
-from pdjax.campaign.soak import Soak, more_than, read_stream, read_whole
+from pdjax.campaign.soak import LEAST_FAULTS, LEAST_OK, Soak, kind_of, more_than
+from pdjax.core import log_lines
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "faults.md"
 
@@ -48,15 +59,44 @@ def test_what_is_promised(cell, outcome, knows):
     assert said.outcomes == (outcome,) and dict(said.known) == pytest.approx(knows)
 
 
+def event(t_ms, node, event, room, **more):
+    return {"n": 0, "t": t_ms, "node": node, "epoch": "1", "event": event, "room": str(room), **more}
+
+
 def test_the_first_failure_after_the_fault_counts_on_each_node():
     lines = [
-        {"t": 900.0, "node": "d0", "event": "failed"},
-        {"t": 1500.0, "node": "d0", "event": "failed", "role": "receiver"},
-        {"t": 1700.0, "node": "d0", "event": "failed"},
-        {"t": 1600.0, "node": "d0", "event": "failed"},
-        {"t": 4000.0, "node": "p0", "event": "failed"},
+        event(800.0, "p0", "leg", 7, role="sender", rid="m1"),
+        event(800.0, "d0", "leg", 7, role="receiver", rid="m1"),
+        event(900.0, "d0", "failed", 7),
+        event(1500.0, "d0", "failed", 7, role="receiver"),
+        event(1700.0, "d0", "failed", 7),
+        event(1600.0, "d0", "failed", 7),
+        event(4000.0, "p0", "failed", 7),
     ]
-    assert first_failures([json.dumps(line).encode() for line in lines], 1.0) == {"d0": 0.6, "p0": 3.0}
+    assert failures(lines) == {"d0": 0.6, "p0": 3.0}
+
+
+def failures(lines):
+    read, wrong = log_lines.read([json.dumps(line).encode() for line in lines])
+    assert wrong == []
+    return first_failures(read, 1.0, "m1")
+
+
+def test_a_request_that_follows_the_one_in_question_knows_nothing_for_it():
+    """The next request meets a dead life as well, and fails at once."""
+    follower = [event(2000.0, "d0", "leg", 8, role="receiver", rid="m2"), event(2100.0, "d0", "failed", 8)]
+    own = [event(800.0, "d0", "leg", 7, role="receiver", rid="m1"), event(9000.0, "d0", "failed", 7)]
+    assert failures(follower) == {}
+    assert failures(follower + own) == {"d0": 8.0}
+
+
+def test_who_does_not_know_in_time_is_named_with_the_time():
+    said = Promise(("failed",), 2.0, (("d0", 2.0), ("p0", 6.7)))
+    assert known_late({"d0": 0.0, "p0": 6.7 + SLACK_S}, said) == []
+    assert known_late({"d0": 9.0}, said) == [
+        "d0 knows after 9.0 s, promised are 2 s",
+        "p0 knows after inf s, promised are 6.7 s",
+    ]
 
 
 def test_an_abort_at_p_alone_finds_nothing_once_its_leg_is_over():
@@ -104,23 +144,51 @@ def test_growth_is_seen(changes, n_found):
     assert len(grown(BASE, Memory(**{**vars(BASE), **changes}))) == n_found
 
 
+def test_a_soak_in_which_too_little_happened_is_no_success():
+    faults = Counter({"p killed": 1, "d stopped": 1, "message drop": LEAST_FAULTS - 2})
+    assert Soak(1, 10, Counter(ok=LEAST_OK), faults).lacks() == []
+    assert len(Soak(1, 10).lacks()) == 4
+    assert len(Soak(1, 10, Counter(ok=LEAST_OK - 1), faults).lacks()) == 1
+    assert len(Soak(1, 10, Counter(ok=LEAST_OK), faults - Counter({"p killed": 1})).lacks()) == 2
+    others = Counter({"registry killed": LEAST_FAULTS})  # neither of P nor of D
+    assert len(Soak(1, 10, Counter(ok=LEAST_OK), others).lacks()) == 2
+
+
 def test_threads_and_files_that_are_left_are_seen():
     assert more_than(BASE, BASE) == []
     assert len(more_than(BASE, Memory(**{**vars(BASE), "threads": 40, "files": 90}))) == 2
 
 
-def frame(ids, reason):
-    return {"output_ids": ids, "meta_info": {"finish_reason": reason and {"type": reason}}}
+def frame(ids, reason, **more):
+    return {"output_ids": ids, "meta_info": {"finish_reason": reason and {"type": reason}}, **more}
+
+
+def stream(*frames):
+    return "".join(f"data: {json.dumps(one)}\n\n" for one in frames)
 
 
 def test_a_stream_is_read_to_its_end():
     whole = [frame([5], None), frame([5, 6], "length")]
-    text = "".join(f"data: {json.dumps(one)}\n\n" for one in whole)
-    assert read_stream(text + "data: [DONE]\n\n") == ("ok", [5, 6])
-    assert read_stream(f"data: {json.dumps(whole[0])}\n\n") == ("cut off", [])
-    assert read_stream("") == ("cut off", [])
-    assert read_stream('data: {"error": {"reason": "peer_lost"}}\n\n') == ("error event", [])
-    assert read_whole(frame([5], "abort")) == ("aborted", [5])
+    assert read_stream(stream(*whole) + "data: [DONE]\n\n") == Answer(200, "", [[5, 6]], ["length"])
+    for cut in ("", stream(whole[0]), stream(frame([5], "stop"), frame([7], None, index=1))):
+        assert read_stream(cut) == Answer(0, "connection_reset") and kind_of(read_stream(cut)) == "cut off"
+    error = {"error": {"code": 503, "reason": "peer_lost"}}
+    assert read_stream(stream(whole[0], error, whole[1])) == Answer(503, "peer_lost")
+    assert kind_of(read_stream(stream(error))) == "error event"
+
+
+def test_samples_of_a_stream_come_in_their_order():
+    mixed = stream(frame([1], None, index=1), frame([2, 3], "stop", index=0), frame([1, 4], "abort", index=1))
+    assert read_stream(mixed) == Answer(200, "client_abort", [[2, 3], [1, 4]], ["stop", "abort"])
+    assert kind_of(read_stream(mixed)) == "aborted"
+
+
+def test_a_whole_answer_is_read():
+    one, two = frame([5], "abort"), [frame([5], "length"), frame([6], "stop")]
+    assert read_whole(200, json.dumps(one).encode()) == Answer(200, "client_abort", [[5]], ["abort"])
+    assert read_whole(200, json.dumps(two).encode()) == Answer(200, "", [[5], [6]], ["length", "stop"])
+    assert kind_of(read_whole(200, json.dumps(two).encode())) == "ok"
+    assert read_whole(429, b'{"error": {"reason": "queue_full"}}') == Answer(429, "queue_full")
 
 
 # ---------------------------------------------------------------- the page
@@ -164,10 +232,33 @@ def test_a_neighbour_that_waits_is_seen():
     assert "| d1 | 100 | 200 | 2.00 |" in text and "- d1: the others are slow" in text
 
 
+NAMES = ["a-file", "b-file", "c-file", "d-file"]
+
+
+def test_a_run_of_some_names_the_others():
+    left_out = Campaign([Report("a-file"), Report("d-file")], {"c-file": ["clock: no"]}, 60.0, 1)
+    assert report.of_files(left_out, NAMES)[-2:] == ["", "Not in this run: 1 of 4 files: b-file."]
+    assert not not_here(report.of_files(left_out, ["a-file", "c-file", "d-file"]))
+
+    cells = [Cell(*cell) for cell in all_cells()]
+    assert not not_here(report.of_matrix(cells))
+    assert not_here(report.of_matrix(cells[2:])) == [
+        "Not in this run: 2 of 72 cells: p0 kill idle; p0 kill queued."
+    ]
+    aborts = [Abort(*cell) for cell in ALL]
+    assert not not_here(report.of_aborts(aborts))
+    (said,) = not_here(report.of_aborts(aborts[:-1]))
+    assert said == f"Not in this run: 1 of {len(ALL)} aborts: decoding, both connections close."
+
+
+def not_here(lines):
+    return [line for line in lines if line.startswith("Not in this run")]
+
+
 def test_files_that_ran_and_those_that_cannot_are_listed():
     fine = Report("a-file", outcomes={"a": Seen("ok", "", 200)})
     wrong = Report("b-file", differs=["a: ok in the simulator, failed here"])
-    text = "\n".join(report.of_files(Campaign([fine, wrong], {"c-file": ["clock: no"]}, 60.0, 1)))
+    text = "\n".join(report.of_files(Campaign([fine, wrong], {"c-file": ["clock: no"]}, 60.0, 1), NAMES))
     assert "1 as in the simulator, 1 not. 1 cannot be run" in text
     assert (
         "| a-file | the same |" in text and "| b-file | a: ok in" in text and "| c-file | clock: no |" in text

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from pdjax.campaign.recorded import broken_properties, cut_out
+from pdjax.core import log_lines
+from pdjax.core.log_lines import Line
 from pdjax.sim.importer import import_logs
 from pdjax.sim.mutate import all_mutants
 from pdjax.sim.replay import run_trace
@@ -17,16 +19,16 @@ TRACES = Path(__file__).parent.parent / "traces"
 
 
 @pytest.fixture(scope="module")
-def lines() -> list[bytes]:
+def lines() -> list[Line]:
     """Of two requests, one after the other, on processes that live through both."""
     result = run_trace(load(TRACES / "B83-wrong-bytes.json"))
-    return [line for line in result.log_lines if json.loads(line)["node"] in ("p0", "d0")]
+    return log_lines.read([line for line in result.log_lines if json.loads(line)["node"] in ("p0", "d0")])[0]
 
 
-def second_request(lines: list[bytes]) -> int:
-    rooms = [json.loads(line).get("room") for line in lines]
-    last = max(room for room in rooms if room is not None)
-    return rooms.index(last)
+def second_request(lines: list[Line]) -> int:
+    """The number of lines before it."""
+    last = max(line.room for line in lines if line.room is not None)
+    return next(line.number for line in lines if line.room == last) - 1
 
 
 def test_the_later_lines_are_a_whole_log_of_the_same_lives(lines):

@@ -1,4 +1,4 @@
-"""Samples of the fault campaigns: killed, stopped and restarted processes, aborts, and a short soak. docs/faults.md has all."""
+"""Samples of the fault campaigns: killed, stopped and restarted processes, aborts, and two minutes of random faults. docs/faults.md has all."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ABORTS = [
     ("registered", "abort at P"),
     ("decoding", "abort at both"),
 ]
-SOAK_S = 12.0
+SOAK_S = 120.0  # the issue's short soak
 
 
 async def both(directory: Path):
@@ -73,8 +73,10 @@ def test_the_sample_has_shown_what_it_is_there_for(found):
     )
 
 
+# Beside its two minutes: five processes that start and compile, clients that may wait for CLIENT_S, up to LONGER_S, and the end.
+@pytest.mark.timeout(1500)
 def test_a_short_soak_ends_as_promised():
     with tempfile.TemporaryDirectory(prefix="pdjax-") as directory:
         soak = asyncio.run(run_soak(Path(directory), print, SOAK_S, seed=3))
-    assert soak.wrong == []
-    assert soak.requests > 20 and soak.outcomes["ok"] > 10 and sum(soak.faults.values()) >= 2
+    assert soak.wrong == []  # that too little happened would be in it, too
+    assert soak.lacks() == [] and soak.requests >= soak.outcomes["ok"]
