@@ -146,8 +146,9 @@ async def run_neighbours(
 ) -> list[Neighbours]:
     results = []
     async with Reference() as reference, Fleet(plan(), directory / "neighbours") as fleet:
+        crowd = Crowd(fleet, reference)  # one for all, so that no room comes twice
         for victim in VICTIMS:
-            results.append(found := await Crowd(fleet, reference).run(victim, turns, requests))
+            results.append(found := await crowd.run(victim, turns, requests))
             verdict = "; ".join(found.wrong) or "as promised"
             idle, stopped = (1000 * statistics.median(s) for s in (found.idle_s, found.stopped_s))
             say(
