@@ -207,6 +207,10 @@ class SchedulerDisaggregationDecodeMixin(Recomputing):
     def _end_room(self, seq: Seq, reason: str) -> None:
         if seq.receiver is not None and not seq.committed:
             seq.receiver.abort(reason)
+        elif seq.queue is not None:
+            # No row says that decoding ended early: without this line a recorded run would seem to have gone on.
+            tokens, token = len(seq.req.output_ids), str(seq.token)
+            self.manager.note("cut_short", seq.req.room, token=token, reason=reason, tokens=tokens)
 
     def _abort_claim(self, req: Request, room: int, reason: str) -> None:
         self.manager.create_receiver(room, bootstrap_addr(req)).abort(reason)

@@ -168,6 +168,8 @@ class _Importer(RunFaults):
         prompt, output = self._sizes(room, pair)
         self.prompts[room] = prompt
         self.rids.setdefault(room, rid)
+        if "decode" in pair:
+            self.rid_of[str(pair["decode"].line.get("attempt"))] = rid
         request: dict[str, Any] = {
             "rid": rid,
             "room": room_text(room),
@@ -204,7 +206,13 @@ class _Importer(RunFaults):
             prompt = max((taken.get("prefill", 0) or taken.get("decode", 0)) * page - 1, 1)
             self.guesses += 1
         output = taken.get("decode", 0) * page - prompt if taken.get("decode") else 4
-        return prompt, max(output, 1)
+        cut = self._cut_of(room, pair["decode"]) if "decode" in pair else None
+        return prompt, max(output, 1 if cut is None else int(cut.get("tokens")) + 1)
+
+    def _cut_of(self, room: int, half: Half) -> Line | None:
+        """What ended this attempt while D decoded it."""
+        cuts = (line for line in half.life.by_room[room] if line.event == "cut_short")
+        return next((x for x in cuts if half.life.decoding(x)[0] == str(half.line.get("attempt"))), None)
 
     def _pages_of(self, half: Half) -> int:
         """D's pages of this attempt. P's pages carry a number of its own and are not told apart."""
@@ -216,6 +224,9 @@ class _Importer(RunFaults):
         half = pair.get("decode")
         if half is None or half.line.get("effects") == ["answer_duplicate"]:
             return "any"
+        cut = self._cut_of(room, half)
+        if cut is not None:
+            return "aborted" if cut.get("reason") == "client_abort" else "any"
         token, good = half.line.get("attempt"), False
         for line in half.life.by_room[room]:
             if line.get("attempt") == token:

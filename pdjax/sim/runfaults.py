@@ -1,5 +1,7 @@
 """What went wrong in a recorded run, as steps of a trace: deaths, aborts, lost messages, failed and slow pulls.
 
+A step that ends a request while it decodes counts tokens, not time: a simulated decode step lasts as long as Timing says.
+
 Must never invent a fault: what the logs do not show is no step.
 """
 
@@ -12,6 +14,7 @@ from itertools import pairwise
 from typing import Any
 
 from pdjax.core import transitions as t
+from pdjax.sim.node import Timing
 from pdjax.sim.runlog import Life, Line, RunLogs
 from pdjax.sim.trace_types import room_text
 
@@ -36,11 +39,15 @@ MAX_FAULTS = 200  # message rules of one import; a lossy run of an hour is no sc
 
 
 class RunFaults(RunLogs):
-    """Steps for the faults of one run. rids: room → the request that a step names; remarks: what was left out."""
+    """Steps for the faults of one run. remarks: what was left out, or is not where it was.
+
+    rids, rid_of: room, attempt → the request that a step names (an attempt's room may be used again).
+    """
 
     def __init__(self, lines: list[Line]) -> None:
         super().__init__(lines)
         self.rids: dict[int, str] = {}
+        self.rid_of: dict[str, str] = {}
         self.remarks: list[str] = []
 
     def processes(self) -> Iterable[dict[str, Any]]:
@@ -141,12 +148,14 @@ class RunFaults(RunLogs):
         for life in self.lives.values():
             name, side = self.names[life.node], "prefill" if life.role == t.SENDER else "decode"
             for i, line in enumerate(life.lines):
+                if line.event == "cut_short" and line.room is not None:
+                    yield self._cut_short(life, line)
                 if line.get("role") is None or line.get("from") == line.get("to") or line.room is None:
                     continue
                 room = room_text(line.room)
                 where = self._where(life, i - 1) if i else {"at": self.at(line)}
                 if line.event == "abort_local":
-                    yield {**where, "abort": {"rid": self.rids[line.room], "to": [side]}}
+                    yield {**where, "abort": {"rid": self._rid(line.get("attempt"), line.room), "to": [side]}}
                 elif line.event == "peer_failed" and self._peer_died(life, line):
                     continue  # the crash says it
                 elif line.event == "peer_failed":
@@ -155,6 +164,36 @@ class RunFaults(RunLogs):
                     yield {"at": 0, "transfer": {"match": {"room": room, "to": name}, "do": "hang"}}
                 elif line.event == "engine_error":
                     yield {"at": 0, "error": {"node": name, "in": self._work(life, line), "room": room}}
+
+    def _rid(self, attempt: Any, room: int) -> str:
+        return self.rid_of.get(str(attempt), self.rids[room])
+
+    def _cut_short(self, life: Life, line: Line) -> dict[str, Any]:
+        """What ended a request while D decoded it, after as many tokens as in the recorded run where it can be."""
+        assert line.room is not None
+        name, room, tokens = self.names[life.node], room_text(line.room), int(line.get("tokens"))
+        attempt, began = life.decoding(line)
+        rid = self._rid(attempt, line.room)
+        where: dict[str, Any] = {"at": self.at(line)}
+        firsts = [x for x in life.by_room[line.room] if x.event == "first_token"]
+        first = next((x for x in firsts if began is not None and x.number > began.number), None)
+        # Steps whose tokens are said, or not said any more, because of what is under way at the first token.
+        lag = 2.5 if began is not None and began.event == "recompute" else 0.5
+        if first is not None:
+            earlier = sum(
+                x.event == "first_token"
+                for other in self.lives.values()
+                if other.node == life.node and int(other.epoch) < int(life.epoch)
+                for x in other.by_room.get(line.room, ())
+            )
+            where = {"on": {"event": "first_token", "room": room, "node": name}}
+            where |= {"nth": nth} if (nth := earlier + firsts.index(first) + 1) > 1 else {}
+            where["after"] = round(max(tokens - lag, 0) * (Timing.decode_step + Timing.loop), 3)
+        if first is None or tokens < min(lag + 0.5, 2):  # what ends it at once ends it after so many
+            self.remarks.append(f"{rid}: it ended after {tokens} tokens, in the simulator it may be others")
+        if line.get("reason") == "engine_error":
+            return {**where, "error": {"node": name, "in": "decode", "room": room}}
+        return {**where, "abort": {"rid": rid, "to": ["decode"]}}
 
     def _peer_died(self, life: Life, line: Line) -> bool:
         """The P of this room had ended when the pull failed."""

@@ -44,6 +44,16 @@ class Life:
                 found.setdefault(str(line.get("token")), {})[line.event] = len(line.get("pages"))
         return found
 
+    def decoding(self, cut: Line) -> tuple[str, Line | None]:
+        """Of a request that was cut short: its attempt, and the line since which this D could decode it."""
+        token = str(cut.get("token"))
+        for line in self.by_room[cut.room]:
+            if line.event == "recompute" and str(line.get("token")) == token:
+                return str(line.get("attempt")), line
+            if line.event == "scattered" and str(line.get("attempt")) == token:
+                return token, line
+        return token, None
+
     @cached_property
     def role(self) -> str:
         for line in self.lines:

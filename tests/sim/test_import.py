@@ -115,6 +115,74 @@ def test_what_a_dead_process_did_not_hear_is_no_lost_message():
     assert delay == pytest.approx(40, abs=1)
 
 
+def cut_short(scenario: dict) -> list[tuple[int, str, int]]:
+    """(room, why, tokens that had come) of each request that ended while D decoded it."""
+    lines = map(json.loads, run_trace(scenario).log_lines)
+    return [(x["room"], x["reason"], x["tokens"]) for x in lines if x["event"] == "cut_short"]
+
+
+def decoding(*ends: dict, rooms: int = 1, flags: dict | None = None) -> dict:
+    """A scenario: as many requests of thirty tokens, one after the other in room 7; each end is a step."""
+    asks = [
+        {"at": 100_000 * i, "request": {"rid": "abc"[i], "room": 7, "prompt": 20, "output": 30}}
+        for i in range(rooms)
+    ]
+    return {"format": "pdjax.trace/1", "world": {"flags": flags or {}}, "steps": [*asks, *ends]}
+
+
+FIRST = {"event": "first_token", "room": 7, "node": "d0"}
+
+
+@pytest.mark.parametrize(
+    ("after", "flags"),
+    [(0, {}), (5, {}), (20, {}), (0, {"disable-overlap-schedule": True}), (5, {"disable-overlap-schedule": True})],
+)  # fmt: skip
+def test_an_abort_after_the_hand_off_comes_after_as_many_tokens(after, flags):
+    """The hand-off is a Success then, and no row of the table says how the request ended."""
+    ours = decoding({"on": FIRST, "after": after, "abort": {"rid": "a", "to": ["decode"]}}, flags=flags)
+    raw, said = import_logs(recorded(ours))
+    assert cut_short(raw) == cut_short(ours) != []
+    assert raw["expect"]["outcomes"] == shown(raw) == {"a": "aborted"} and said == []
+
+
+def test_an_end_that_the_simulator_cannot_place_is_told():
+    """A D that is paused says no token of what has landed, and no simulated one is."""
+    lines = [json.loads(line) for line in recorded(decoding({"on": FIRST, "abort": {"rid": "a"}}))]
+    for line in lines:
+        if line["event"] == "first_token":
+            line["event"] = "released"
+        elif line["event"] == "cut_short":
+            line["tokens"] = 0
+    raw, said = import_logs([msgspec.json.encode(line) for line in lines])
+    assert said == ["a: it ended after 0 tokens, in the simulator it may be others"]
+    assert shown(raw) == {"a": "aborted"}
+
+
+def test_the_second_use_of_a_room_is_the_one_that_is_cut_short():
+    ours = decoding({"on": FIRST, "nth": 2, "after": 7, "disconnect": {"rid": "b"}}, rooms=3)
+    raw, _ = import_logs(recorded(ours))
+    assert cut_short(raw) == cut_short(ours) != []
+    assert shown(raw) == {"a": "ok", "b": "aborted", "c": "ok"}
+
+
+def test_what_d_computes_itself_is_cut_short_too():
+    hurt = [
+        {"at": 0, "transfer": {"match": {"room": 7}, "do": "fail"}},
+        {"on": FIRST, "after": 7, "abort": {"rid": "a"}},
+    ]
+    ours = decoding(*hurt, flags={"disaggregation-on-failure": "recompute"})
+    raw, _ = import_logs(recorded(ours))
+    assert cut_short(raw) == cut_short(ours) != []
+    assert shown(raw) == {"a": "aborted"}
+
+
+def test_an_error_while_decoding_is_a_step():
+    ours = decoding({"on": FIRST, "after": 7, "error": {"node": "d0", "in": "decode", "room": 7}})
+    raw, _ = import_logs(recorded(ours))
+    assert cut_short(raw) == cut_short(ours) != []
+    assert shown(raw) == {"a": "failed"}
+
+
 def test_a_log_with_a_line_missing_is_refused():
     lines = recorded("plain")
     with pytest.raises(NoRun, match="not a whole event log"):
