@@ -21,6 +21,13 @@ def setting(default: Any, flag: str, doc: str, variable: str = "", choices: tupl
 
 
 MAX_TIMER_S = 1e6  # of any timer: poll() counts milliseconds in 31 bits, and no thread can wait for infinity
+MOST = {  # what the layers below can count with; of every other whole number, see MAX_COUNT
+    "max_peers": 1 << 16,  # ports of a machine, and each needs two
+    "max_frame_bytes": 1 << 30,
+    "unpulled_budget_bytes": 1 << 62,
+    "max_graveyard_bytes": 1 << 62,
+}
+MAX_COUNT = (1 << 31) - 1
 MAY_BE_ZERO = ("tombstone_s", "unpulled_budget_bytes", "host_staging")
 
 
@@ -165,9 +172,15 @@ class PDSettings:
         ]
         numbers = [f for f in dataclasses.fields(self) if not f.metadata["choices"]]
         broken += [
-            f"{f.metadata['flag']} = {getattr(self, f.name)!r} must be a positive number"
+            f"{f.metadata['flag']} = {getattr(self, f.name)!r} must be "
+            + ("at least 1" if type(f.default) is int else "a number of seconds above 0")
             for f in numbers
             if f.name not in MAY_BE_ZERO and not getattr(self, f.name) > 0
+        ]
+        broken += [
+            f"{f.metadata['flag']} = {getattr(self, f.name)} must be at most {MOST.get(f.name, MAX_COUNT)}"
+            for f in numbers
+            if type(f.default) is int and getattr(self, f.name) > MOST.get(f.name, MAX_COUNT)
         ]
         broken += [
             f"{f.metadata['flag']} = {getattr(self, f.name)!r} must be at most {MAX_TIMER_S:g} seconds"

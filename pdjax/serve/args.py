@@ -6,7 +6,6 @@ Only serve reads flags and the environment (design §2): see options. Must never
 from __future__ import annotations
 
 import hashlib
-import ipaddress
 import re
 import ssl
 from dataclasses import dataclass, field, fields, replace
@@ -16,13 +15,15 @@ from pdjax.core.errors import ConfigError
 from pdjax.core.settings import PDSettings
 from pdjax.engine.bootstrap.access import base_url, verifying
 from pdjax.engine.bootstrap.registry import DEFAULT_PORT
+from pdjax.engine.jax_transfer.addresses import host_address, is_wildcard, numeric_ip
 from pdjax.engine.kernels.checksum import VERIFY_MODES
 from pdjax.model.settings import DTYPES, RunnerSettings
 from pdjax.sched.config import SchedulerConfig
 from pdjax.serve.log import FORMATS, LEVELS
+from pdjax.serve.path_checks import check_appendable, check_socket_path
 from pdjax.serve.port_args import PortArgs, arg, check_seconds, key_of, secret_of
 
-WILDCARDS = ("0.0.0.0", "::", "")
+MAX_SIZE = (1 << 31) - 1  # of what an int32 on the device counts
 MAX_ID_CHARS = 100  # of an instance, in every frame (core.wire.Short) and in the routing id of its socket
 
 
@@ -200,9 +201,10 @@ class ServeArgs(PortArgs):
             if choices and value not in choices:
                 raise ConfigError(f"--{spec.metadata['flag']} {value}: choose one of {', '.join(choices)}")
         for name, least in _LEAST.items():
-            if getattr(self, name) < least:
+            value = getattr(self, name)
+            if not least <= value <= MAX_SIZE:
                 flag = type(self).__dataclass_fields__[name].metadata["flag"]
-                raise ConfigError(f"--{flag} {getattr(self, name)}: must be at least {least}")
+                raise ConfigError(f"--{flag} {value}: must be at least {least}, at most {MAX_SIZE}")
         for flag, port in (("port", self.port), ("disaggregation-bootstrap-port", self.bootstrap_port)):
             if not 0 <= port <= 65535:
                 raise ConfigError(f"--{flag} {port}: must be in [0, 65535]")
@@ -217,7 +219,7 @@ class ServeArgs(PortArgs):
         for url in self.routers:
             if not re.fullmatch(r"https?://[^/\s]+/?", url):
                 raise ConfigError(f"--router-url {url}: give http://host:port of a router")
-        if self.routers and self.host in WILDCARDS:
+        if self.routers and is_wildcard(self.host):
             raise ConfigError(
                 f"--router-url with --host {self.host or repr('')}: a router cannot reach it; give this machine's own address"
             )
@@ -256,7 +258,7 @@ class ServeArgs(PortArgs):
                     "--disaggregation-fault-socket without a mode: only a prefill or decode instance has faults; drop it"
                 )
             return
-        if self.host in WILDCARDS:
+        if is_wildcard(self.host):
             raise ConfigError(
                 f"--host {self.host or repr('')}: peers cannot reach it; give this machine's own address"
             )
@@ -282,11 +284,15 @@ class ServeArgs(PortArgs):
             )
         broken = self.settings.check()
         if broken:
-            raise ConfigError("timers that cannot work: " + "; ".join(broken))
+            raise ConfigError("settings that cannot work: " + "; ".join(broken))
+        check_appendable("disaggregation-trace", self.trace)
+        check_socket_path("disaggregation-fault-socket", self.fault_socket)
 
     def _check_network(self) -> None:
         """Of an instance whose transfer ports anybody who reaches them may end (facts/transfer row 15)."""
-        if _is_public(self.host) and not self.public_transfer:
+        host_address(self.host)
+        ip = numeric_ip(self.host)
+        if ip is not None and ip.is_global and not self.public_transfer:
             raise ConfigError(
                 f"--host {self.host}: is a public address, and the transfer ports have no authentication; give an "
                 "address of a private network, or --disaggregation-public-transfer when a firewall guards them"
@@ -301,14 +307,6 @@ class ServeArgs(PortArgs):
                 "--with-bootstrap with --ssl-certfile: this server asks its own registry over https, too; give "
                 "--ssl-ca-file"
             )
-
-
-def _is_public(host: str) -> bool:
-    """A name is none: the transport takes numeric addresses only."""
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_global
-    except ValueError:
-        return False
 
 
 _LEAST = {

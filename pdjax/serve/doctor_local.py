@@ -6,7 +6,6 @@ Must never import JAX, keep a port that it tried, or resolve more than the names
 from __future__ import annotations
 
 import importlib.metadata
-import ipaddress
 import os
 import re
 import resource
@@ -19,7 +18,7 @@ from typing import Any
 from pdjax.core.errors import ConfigError
 from pdjax.engine.bootstrap.access import base_url
 from pdjax.engine.bootstrap.asking import NoAnswer
-from pdjax.engine.jax_transfer.addresses import host_address
+from pdjax.engine.jax_transfer.addresses import host_address, numeric_ip
 from pdjax.serve.args import ServeArgs
 from pdjax.serve.doctor import Checks, Finding, ask, client_of, fail, ok, state_of, warn
 
@@ -166,10 +165,8 @@ def _advertised(args: ServeArgs) -> Finding:
 
 
 def is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host == "localhost"
+    ip = numeric_ip(host)
+    return host == "localhost" if ip is None else ip.is_loopback
 
 
 def _own_address_towards(host: str, port: int) -> str:

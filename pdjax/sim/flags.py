@@ -34,7 +34,7 @@ def node_spec(
 ) -> NodeSpec:
     """A node from its flags, as (flag, where it stands) → value. n_pages does not count the reserved page.
 
-    Raises TraceError for a flag that no server has, a value that it does not take, or timers that cannot work.
+    Raises TraceError for a flag that no server has, a value that it does not take, or settings that cannot work.
     """
     settings: dict[str, Any] = {}
     numbers: dict[str, int] = {}
@@ -65,7 +65,7 @@ def node_spec(
     built = PDSettings(**settings)
     broken = _broken(built)
     if broken:
-        raise TraceError("world.flags", f"timers that cannot work on {name}: " + "; ".join(broken))
+        raise TraceError("world.flags", f"settings that cannot work on {name}: " + "; ".join(broken))
     page_size = numbers.get("page-size", page_size)
     num_pages = numbers.get("num-pages", n_pages + 1)
     check_pool(name, num_pages, page_size)

@@ -118,7 +118,7 @@ def pd(**more):
     return ServeArgs("m", disaggregation_mode="decode", bootstrap_host="10.0.0.1", **more)
 
 
-@pytest.mark.parametrize("host", ["8.8.8.8", "2001:4860:4860::8888"])
+@pytest.mark.parametrize("host", ["8.8.8.8", "2001:4860:4860::8888", "::ffff:8.8.8.8"])
 def test_a_public_address_of_the_transfer_ports_must_be_asked_for(host):
     with pytest.raises(ConfigError, match="--disaggregation-public-transfer"):
         pd(host=host).check()
@@ -126,15 +126,22 @@ def test_a_public_address_of_the_transfer_ports_must_be_asked_for(host):
     ServeArgs("m", host=host).check()  # an ordinary server has none
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "10.0.0.2", "192.168.3.4", "fd00::1", "::1"])
+@pytest.mark.parametrize("host", ["127.0.0.1", "10.0.0.2", "::ffff:10.0.0.2", "fd00::1", "::1"])
 def test_a_private_address_need_not(host):
     pd(host=host).check()
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", ""])
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "", "::0", "0", "0x0", "0.0", "[::]", "::ffff:0.0.0.0"])
 def test_no_wildcard_serves_the_transfer_even_if_asked_for(host):
     with pytest.raises(ConfigError, match="this machine's own address"):
         pd(host=host, public_transfer=True).check()
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.1", "prefill-0.example"])
+def test_the_transfer_listens_on_no_name(host):
+    with pytest.raises(ConfigError, match="must be a numeric IPv4 or IPv6 address"):
+        pd(host=host).check()
+    ServeArgs("m", host=host).check()
 
 
 def test_without_an_argument_every_port_is_of_this_machine_only():

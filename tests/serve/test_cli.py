@@ -83,6 +83,11 @@ def test_rfc_flags(node):
         ("--model m --dtype int4", "choose one of auto, float32, bfloat16"),
         ("--model m --disaggregation-prefill-gate shut", "choose one of eager, gated"),
         ("--model m --num-pages 1", "--num-pages 1: must be at least 2"),
+        (
+            "--model m --num-pages 99999999999",
+            "--num-pages 99999999999: must be at least 2, at most 2147483647",
+        ),
+        ("--model m --router-url http://r:1 --host ::ffff:0.0.0.0", "own address"),
         ("--model m --page-size 0", "--page-size"),
         ("--model m --max-queue 0", "--max-queue"),
         ("--model m --host http://x", "not a URL"),
@@ -100,7 +105,23 @@ def test_rfc_flags(node):
         ("--model m --disaggregation-mode decode --host 0.0.0.0", "own address"),
         ("--model m --disaggregation-mode decode --disaggregation-bootstrap-port 0", "free port"),
         ("--model m --disaggregation-mode decode --disaggregation-lease 5", "must be < lease = 5"),
-        ("--model m --disaggregation-mode decode --disaggregation-max-rooms 0", "disaggregation-max-rooms"),
+        (
+            "--model m --disaggregation-mode decode --disaggregation-max-rooms 0",
+            "settings that cannot work: disaggregation-max-rooms = 0 must be at least 1",
+        ),
+        (
+            "--model m --disaggregation-mode decode --disaggregation-max-frame 9999999999",
+            "at most 1073741824",
+        ),
+        ("--model m --disaggregation-mode decode --disaggregation-max-peers 65537", "at most 65536"),
+        (
+            "--model m --disaggregation-mode decode --disaggregation-trace /nowhere/t",
+            "/nowhere is no directory",
+        ),
+        (
+            "--model m --disaggregation-mode decode --disaggregation-fault-socket /nowhere/s",
+            "/nowhere is no directory",
+        ),
         ("--model m --disaggregation-mode decode --disaggregation-port-base 9000", "only prefill"),
         (
             "--model m --disaggregation-mode prefill --with-bootstrap --disaggregation-port-base 80",

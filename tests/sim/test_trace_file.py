@@ -163,7 +163,7 @@ WRONG = [
     ("world.flags", {"disaggregation-prefill-gate": 1}, "world.flags.disaggregation-prefill-gate", "one of eager, gated"),
     ("world.flags", {"d0": {"disaggregation-max-rooms": 1.5}}, "world.flags.d0.disaggregation-max-rooms", "whole number"),
     ("world.flags", {"d4": {"disaggregation-lease": 3}}, "world.flags.d4", "no node d4"),
-    ("world.flags", {"disaggregation-lease": 4.0}, "world.flags", "timers that cannot work on p0: "),
+    ("world.flags", {"disaggregation-lease": 4.0}, "world.flags", "settings that cannot work on p0: "),
     ("world.flags", {"chunked-prefill-size": 0}, "world.flags.chunked-prefill-size", "at least 1"),
 ]  # fmt: skip
 

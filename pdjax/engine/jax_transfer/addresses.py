@@ -2,11 +2,13 @@
 
 A hostname given to the transfer server silently binds every interface and 0.0.0.0 is no address that a peer can
 dial (facts/transfer row 15), so both are refused here, before any socket exists. Must never resolve a name.
+An IPv4 address in IPv6 clothing (::ffff:0.0.0.0) is judged, bound and dialled as what it is.
 """
 
 from __future__ import annotations
 
 import ipaddress
+import socket
 from dataclasses import dataclass
 
 from pdjax.core.errors import ConfigError
@@ -20,13 +22,33 @@ class HostAddress:
     advertise: str
 
 
-def _numeric(text: str, what: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+def numeric_ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """Of a numeric host, with or without brackets; None for a name."""
     try:
-        return ipaddress.ip_address(text.strip("[]"))
+        ip = ipaddress.ip_address(host.strip("[]"))
     except ValueError:
+        return None
+    return getattr(ip, "ipv4_mapped", None) or ip
+
+
+def is_wildcard(host: str) -> bool:
+    """Whether a socket bound to it listens everywhere: also as "", 0 and 0x0, which the C library takes."""
+    ip = numeric_ip(host)
+    if ip is not None:
+        return ip.is_unspecified
+    try:
+        return not host or not any(socket.inet_aton(host))
+    except OSError:
+        return False
+
+
+def _numeric(text: str, what: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    ip = numeric_ip(text)
+    if ip is None:
         raise ConfigError(
             f"{what} {text!r} must be a numeric IPv4 or IPv6 address of this machine, not a name"
-        ) from None
+        )
+    return ip
 
 
 def host_address(host: str, advertise: str | None = None) -> HostAddress:
@@ -54,4 +76,7 @@ def split(address: str) -> tuple[str, int]:
     host, colon, port = address.rpartition(":")
     if not colon or not (port.isascii() and port.isdigit()) or not 0 < int(port) < 65536:
         raise ValueError(f"address {address!r} must be ip:port")
-    return str(ipaddress.ip_address(host.strip("[]"))), int(port)
+    ip = numeric_ip(host)
+    if ip is None:
+        raise ValueError(f"address {address!r} has no numeric ip")
+    return str(ip), int(port)
