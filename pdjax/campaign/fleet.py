@@ -7,6 +7,7 @@ its process id. Must never leave a process behind, nor touch one that it did not
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import signal
 import sys
@@ -47,6 +48,11 @@ class NodePlan:
     def role(self) -> str:
         return role_of(self.name)
 
+    @property
+    def model(self) -> str:
+        """Its own, "" for that of the fleet."""
+        return dict(itertools.pairwise(self.options)).get("--model", "")
+
 
 @dataclass(frozen=True)
 class FleetPlan:
@@ -59,6 +65,14 @@ class FleetPlan:
     nodes: tuple[NodePlan, ...]
     bootstrap: tuple[str, ...] = ()
     router: str = ""
+
+    def can_meet(self, name: str) -> bool:
+        """Whether an instance of the other role runs the same model."""
+        (mine,) = (node for node in self.nodes if node.name == name)
+        return any(
+            node.role != mine.role and (node.model or self.model) == (mine.model or self.model)
+            for node in self.nodes
+        )
 
 
 @dataclass
@@ -205,7 +219,10 @@ class Fleet:
             seat.command += ["--disaggregation-max-peers", str(MAX_PEERS)]
 
     async def ready(self, name: str) -> None:
-        """Until the instance has found a peer."""
+        """Until the instance has found a peer; where no other one runs its model, until it is listed."""
+        if not self.plan.can_meet(name):
+            await self.listed(name)
+            return
         deadline = time.monotonic() + START_S
         while (await self.http.get(f"{self.seats[name].url}/readiness")).status_code != 200:
             if time.monotonic() > deadline:

@@ -10,6 +10,7 @@ import pytest
 from pdjax.campaign import express
 from pdjax.campaign.anchors import MILESTONES, anchored, tied
 from pdjax.campaign.client import Record
+from pdjax.campaign.fleet import FleetPlan, NodePlan
 from pdjax.campaign.replay import EXTRA_S, differences, fresh_rooms, overdue
 from pdjax.campaign.scenario import Scenario
 from pdjax.core.settings import PDSettings
@@ -193,3 +194,11 @@ def test_only_the_part_of_a_restart_within_a_request_is_taken_off_its_time():
     assert scenario.stood_between(12.0, 30.0) == 3.0
     assert scenario.stood_between(11.0, 13.0) == 2.0
     assert scenario.stood_between(14.0, 20.0) == 0.0
+
+
+def test_who_runs_another_model_meets_nobody():
+    nodes = (NodePlan("p0"), NodePlan("d0", ("--page-size", "4", "--model", "other")))
+    alone = FleetPlan("tiny", nodes)
+    assert not alone.can_meet("p0") and not alone.can_meet("d0")
+    both = FleetPlan("tiny", (*nodes, NodePlan("d1"), NodePlan("p1", ("--model", "other"))))
+    assert all(both.can_meet(name) for name in ("p0", "d0", "d1", "p1"))
