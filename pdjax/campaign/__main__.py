@@ -21,6 +21,7 @@ from pdjax.campaign.matrix import all_cells, run_matrix
 from pdjax.campaign.neighbours import run_neighbours
 from pdjax.campaign.rounds import REQUESTS, ROUNDS, run_rounds
 from pdjax.campaign.soak import run_soak
+from pdjax.core.errors import ConfigError
 
 app = typer.Typer(
     add_completion=False, no_args_is_help=True, help="Hurt real processes and check what follows.",
@@ -89,7 +90,13 @@ def files(
     """Replay scenario files on real processes and compare each with the simulator."""
     found = [f for path in paths for f in (sorted(path.glob("*.json")) if path.is_dir() else [path])]
     whole = names_of(sorted(TRACES.glob("*.json"))) if write else []
-    campaign = _run("files", write, lambda directory: run_files(found, directory, say))
+    if not found:
+        raise typer.BadParameter(f"there is no *.json in {', '.join(map(str, paths))}")
+    try:
+        campaign = _run("files", write, lambda directory: run_files(found, directory, say))
+    except ConfigError as error:
+        say(str(error))
+        raise typer.Exit(2) from None
     for name, reasons in campaign.left_out.items():
         say(f"cannot: {name}: {'; '.join(reasons)}")
     wrong = sum(not one.ok for one in campaign.reports)

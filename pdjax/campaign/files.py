@@ -18,7 +18,9 @@ from pdjax.campaign.logs import Logs
 from pdjax.campaign.reference import Reference
 from pdjax.campaign.remote import RemoteError
 from pdjax.campaign.replay import SLOWER, Report, fresh_rooms, replay
+from pdjax.core.errors import ConfigError
 from pdjax.serve.children import ChildError
+from pdjax.sim.schema import TraceError
 from pdjax.sim.trace_file import load, parse
 from pdjax.sim.trace_types import Trace
 
@@ -38,12 +40,15 @@ class Campaign:
 async def run_files(
     paths: Sequence[Path], directory: Path, say: Say = lambda text: None, slower: float = SLOWER
 ) -> Campaign:
-    """Every file that can run, with its report; directory: empty, and with a short path (sockets are in it)."""
+    """Every file that can run, with its report; directory: empty, and with a short path (sockets are in it).
+
+    Raises ConfigError for a file that is wrong, before anything starts.
+    """
     campaign, began_s = Campaign(), time.monotonic()
     groups: dict[FleetPlan, list[Trace]] = {}
+    traces = [_read(path) for path in paths]
     make_models(directory)
-    for path in paths:
-        trace = load(path)
+    for trace in traces:
         reasons = cannot(trace)
         if reasons:
             campaign.left_out[trace.name] = reasons
@@ -63,6 +68,13 @@ async def run_files(
 def names_of(paths: Iterable[Path]) -> list[str]:
     """As reports call these files."""
     return [load(path).name for path in paths]
+
+
+def _read(path: Path) -> Trace:
+    try:
+        return load(path)
+    except TraceError as error:
+        raise ConfigError(f"{path}: {error}") from None
 
 
 async def _run_group(

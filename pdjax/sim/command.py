@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib.util
 import json
 import os
@@ -74,6 +75,7 @@ def report(result: Result) -> dict[str, Any]:
         "differs": result.mismatches,
         "unfired": result.unfired,
         "skipped": result.skipped,
+        "idle_rules": result.idle_rules,
         "graveyard": result.graveyard,
         "quiet_ms": result.quiet_ms,
         "events": result.events,
@@ -92,7 +94,10 @@ def divergence(result: Result) -> str | None:
         there = "the recorded run went on"
     else:
         there = result.log_lines[at].decode().strip()
-    return f"diverged at event {at + 1} of {len(result.log_lines)}: {there}: the core has changed since this was recorded"
+    return (
+        f"diverged at event {at + 1} of {len(result.log_lines)}: {there}: this file, or the core, has changed "
+        "since this was recorded"
+    )
 
 
 def replay(
@@ -177,7 +182,10 @@ def _wrong_on_purpose(mutant: str) -> AbstractContextManager[None]:
         return nullcontext()
     found = next((m for m in all_mutants() if m.name == mutant), None)
     if found is None:
-        raise wrong(f"{mutant}: there is no such mutant; docs/mutation.md names them")
+        names = [m.name for m in all_mutants()]
+        near = difflib.get_close_matches(mutant, names, 3) or [n for n in names if mutant.startswith(f"{n}:")]
+        meant = f"; near it: {', '.join(map(repr, near))}" if near else ""
+        raise wrong(f"{mutant!r}: there is no such mutant; docs/mutation.md names them{meant}")
     return found.patch()
 
 

@@ -308,6 +308,10 @@ class Scenario:
             node.wake_scheduler()
         return True
 
+    def idle_rules(self) -> list[int]:
+        """Steps whose rule was in force and never acted: nothing matched it, or not often enough."""
+        return sorted(rule.index for rule in [*self._messages.rules, *self._transfers] if not rule.used)
+
     def give_back_pages(self) -> None:
         """The pressure of ``pages`` steps is over."""
         for node in self.world.nodes.values():

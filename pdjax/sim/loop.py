@@ -6,14 +6,23 @@ that carries the names replays the same run, also after steps were deleted from 
 
 from __future__ import annotations
 
+import difflib
 import heapq
 import random
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, Final
 
 from pdjax.sim.ports import VirtualClock
 
 Name = tuple[Any, ...]  # kind, then what it is about: ("deliver", "ready", 7, 1)
+
+# Every kind of event, with how many processes its name begins with: fewer than that is no name of this kind.
+KINDS: Final = {
+    "do": 0, "deliver": 0, "steps": 0,
+    "driver": 1, "scheduler": 1, "device": 1, "beat": 1, "lookup": 1, "refused": 1, "stop": 1, "leave": 1,
+    "connect": 2, "pull": 2, "land": 2, "reset": 2,
+    "post": 0, "posted": 0, "http": 0, "answer": 0, "timeout": 0, "retry": 0, "disconnect": 0, "abort": 1,
+}  # fmt: skip
 
 GAP_S = 1e-7  # between two things of which the second cannot overtake the first
 
@@ -43,8 +52,15 @@ def name_of(choice: Mapping[str, Any]) -> Name:
     if len(choice) != 1:
         raise ValueError("a choice has one key, its kind")
     kind, about = next(iter(choice.items()))
+    if kind not in KINDS:
+        near = difflib.get_close_matches(kind, KINDS, 1)
+        raise ValueError(
+            f"{kind}: no kind of event; {f'{near[0]} is one' if near else 'known are ' + ', '.join(KINDS)}"
+        )
     if not isinstance(about, list) or any(isinstance(x, (list, dict, float)) for x in about):
         raise ValueError(f"{kind}: a list of names and numbers")
+    if len(about) < KINDS[kind]:
+        raise ValueError(f"{kind}: the process that it is about is missing")
     return (kind, *about)
 
 

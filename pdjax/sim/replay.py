@@ -49,7 +49,7 @@ class Result:
     """What a run showed. mismatches: expectations of the file that were not met, properties aside.
 
     coverage: "rows" → {row of the table: times}, "moments" → {interesting state: times}. unfired: steps that never
-    fired; skipped: steps that found no target. quiet_ms: when everything was free after the last outcome.
+    fired; skipped: steps that found no target; idle_rules: steps whose rule on messages or pulls never acted. quiet_ms: when everything was free after the last outcome.
     """
 
     trace: Trace
@@ -62,6 +62,7 @@ class Result:
     mismatches: list[str]
     unfired: list[int]
     skipped: list[int]
+    idle_rules: list[int]
     end_ms: float
     quiet_ms: float | None
     graveyard: int = 0
@@ -190,6 +191,7 @@ class Run:
             mismatches=self.mismatches,
             unfired=[s.index for s in trace.steps if s.index not in scenario.fired],
             skipped=[i for i, found in sorted(scenario.fired.items()) if not found],
+            idle_rules=scenario.idle_rules(),
             end_ms=world.now * 1000,
             quiet_ms=self.quiet_s * 1000 if self.quiet_s is not None else None,
             graveyard=graveyard,

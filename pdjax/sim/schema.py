@@ -198,7 +198,8 @@ def _pattern(value: Any, rule: Any, schema: Schema, root: Schema) -> bool:
 
 
 def _pattern_differs(value: Any, rule: Any, schema: Schema, root: Schema, path: str) -> None:
-    raise SchemaError(path, f"{show(value)} does not have the form {rule}")
+    form = f"{schema['description']} expected, {show(value)} found" if "description" in schema else ""
+    raise SchemaError(path, form or f"{show(value)} does not have the form {rule}")
 
 
 def _minimum(value: Any, rule: Any, schema: Schema, root: Schema) -> bool:

@@ -12,8 +12,9 @@ from typing import Any
 
 from pdjax.core import wire
 from pdjax.core.reasons import REASONS
+from pdjax.sim.digest import is_digest
 from pdjax.sim.flags import node_spec
-from pdjax.sim.loop import Name, name_of
+from pdjax.sim.loop import KINDS, Name, name_of
 from pdjax.sim.node import NodeSpec, Timing
 from pdjax.sim.schema import TraceError, show
 from pdjax.sim.trace_types import (
@@ -77,7 +78,7 @@ class Reader:
             violations=tuple(self._property(i, v) for i, v in enumerate(expect.get("violations", ()))),
             quiescent_within=expect.get("quiescent_within"),
             choices=tuple(self._choices(raw.get("choices", ()))),
-            digest=raw.get("digest", ""),
+            digest=self._digest(),
         )
 
     # ---------------------------------------------------------------- the world
@@ -266,7 +267,7 @@ class Reader:
 
     def _check_partition(self, value: Mapping[str, Any], path: str) -> Mapping[str, Any]:
         for i, name in enumerate(value["between"]):
-            self._node(name, f"{path}.between[{i}]", also=("b0", "x0", "c0"))
+            self._node(name, f"{path}.between[{i}]", also=("b0", "x0"))
         if value["between"][0] == value["between"][1]:
             raise TraceError(f"{path}.between", "two different nodes expected")
         return value
@@ -276,7 +277,11 @@ class Reader:
         return value
 
     def _check_clock(self, value: Mapping[str, Any], path: str) -> Mapping[str, Any]:
-        self._node(value["node"], f"{path}.node", also=("b0", "x0", "c0"))
+        if value["node"] in ("b0", "x0", "c0"):
+            raise TraceError(
+                f"{path}.node", f"nothing reads the wall clock of {value['node']}: a P or a D expected"
+            )
+        self._node(value["node"], f"{path}.node")
         return value
 
     # ---------------------------------------------------------------- expectations and choices
@@ -303,6 +308,18 @@ class Reader:
     def _choices(self, choices: Iterable[Any]) -> Iterable[Name]:
         for i, choice in enumerate(choices):
             try:
-                yield name_of(choice)
+                name = name_of(choice)
             except ValueError as error:
                 raise TraceError(f"choices[{i}]", str(error)) from None
+            for process in name[1 : 1 + KINDS[name[0]]]:
+                if process != "":  # a pull from an address where nobody is
+                    self._node(process, f"choices[{i}].{name[0]}", also=("b0", "x0"))
+            yield name
+
+    def _digest(self) -> str:
+        digest: str = self.raw.get("digest", "")
+        if "digest" in self.raw and not is_digest(digest):
+            raise TraceError(
+                "digest", f"what --pin writes (hash:lines:checks) expected, {show(digest)} found"
+            )
+        return digest

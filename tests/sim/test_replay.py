@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from pdjax.sim.cli import app
 from pdjax.sim.replay import run_trace
-from pdjax.sim.trace_file import load, loads
+from pdjax.sim.trace_file import load, loads, parse
 
 TRACES = sorted((Path(__file__).parent.parent / "traces").glob("*.json"))
 READY = next(p for p in TRACES if p.name == "ready-lost-once.json")
@@ -31,6 +31,9 @@ def test_a_trace_replays_as_it_expects(path):
     assert result.broken == list(trace.violations), [str(v) for v in result.violations]
     assert run_trace(load(path)).digest == result.digest
     assert result.differs_at is None
+    assert parse(
+        {**trace.raw, "choices": result.choices, "digest": result.digest}
+    ).choices  # what --pin writes is read
 
 
 def test_the_file_and_its_name_agree():
@@ -91,7 +94,7 @@ def test_the_choices_of_a_run_give_the_same_run_whatever_the_seed_draws():
 
 def test_choices_that_stand_nowhere_are_passed_over():
     raw = loads(READY.read_text())
-    result = run_trace({**raw, "choices": [{"deliver": ["ready", 999, 1]}, {"driver": ["p7"]}]})
+    result = run_trace({**raw, "choices": [{"deliver": ["ready", 999, 1]}, {"steps": [999]}]})
     assert result.ok
 
 
@@ -104,16 +107,17 @@ def test_a_pinned_file_replays_and_a_changed_one_has_diverged(tmp_path):
     pinned.write_text(json.dumps(raw))
     told = sim("replay", pinned)
     assert told.exit_code == 3
-    assert "diverged at event" in told.output and "the core has changed" in told.output
+    assert "diverged at event" in told.output and "this file, or the core, has changed" in told.output
 
 
 def test_the_named_event_is_the_first_that_differs():
     raw = loads(READY.read_text())
     ran = run_trace(raw)
     whole, n, checks = ran.digest.split(":")
+    assert run_trace({**raw, "digest": whole}).differs_at is None
     for at in (0, 7, len(ran.log_lines) - 1):
         other = "A" if checks[at] != "A" else "B"
-        changed = run_trace({**raw, "digest": f"{whole[:-1]}x:{n}:{checks[:at]}{other}{checks[at + 1 :]}"})
+        changed = run_trace({**raw, "digest": f"{'0' * 32}:{n}:{checks[:at]}{other}{checks[at + 1 :]}"})
         assert changed.differs_at == at
     assert run_trace({**raw, "digest": "0" * 32}).differs_at == 0
 
@@ -224,6 +228,23 @@ def test_replay_shows_a_ladder_and_writes_its_files(tmp_path):
     names = {event["name"] for event in json.loads(chrome.read_text())["traceEvents"]}
     assert {"Transferring", "ready", "#1 drop ready room 7"} <= names
     assert sim("check-log", log, "--complete").exit_code == 0
+
+
+IDLE = (
+    {"transfer": {"match": {"room": 7, "part": 5}, "do": "fail"}},
+    {"message": {"match": {"type": "ready"}, "nth": 99, "do": "drop"}},
+)
+
+
+def test_a_rule_that_never_acts_is_told(tmp_path):
+    raw = json.loads(READY.read_text())
+    quiet = run_trace(raw)
+    raw["steps"] += [{"at": 0, **rule} for rule in IDLE]
+    (tmp_path / "idle.json").write_text(json.dumps(raw))
+    told = sim("replay", tmp_path / "idle.json")
+    assert told.exit_code == 0 and told.output.count("never acted: ") == 2
+    assert "never acted: #2 fail" in told.output and "never acted: #3 drop ready" in told.output
+    assert quiet.idle_rules == [] and run_trace(raw).idle_rules == [2, 3]
 
 
 def test_replay_as_json():

@@ -33,6 +33,15 @@ def test_a_log_is_checked(tmp_path):
     assert sim("check-log", tmp_path / "none").exit_code == 2
 
 
+def test_a_mutant_that_is_not_there_is_told_with_those_near_it(tmp_path):
+    """A row mutant's name has colons, that of a written-out mistake ends before the one of the page's table."""
+    file = tmp_path / "a.json"
+    file.write_text('{"format": "pdjax.trace/1", "steps": []}')
+    for name in ("no epoch chek", "no epoch check: messages of an older life and of any age act"):
+        told = CliRunner().invoke(app, ["replay", "--mutant", name, str(file)])
+        assert told.exit_code == 2 and "near it: 'no epoch check'" in told.output
+
+
 def test_diagrams():
     assert "Bootstrapping --> WaitingForInput" in sim("diagram", "receiver").output
     assert sim("diagram", "bystander").exit_code == 2

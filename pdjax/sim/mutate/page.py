@@ -69,6 +69,7 @@ def _how(kept: dict[str, Any]) -> list[str]:
         "sim replay tests/mutants/FILE.json                        # as the table stands: nothing breaks",
         "sim replay --mutant 'NAME OF THE MUTANT' tests/mutants/FILE.json   # the property breaks, exit 1",
         "```\n",
+        "The name of a written-out mistake is what stands before the colon in the first table; that of a row mutant is the whole first cell.\n",
         "A file with a `model` key is a way through the exhaustive model: every move in order, timers included. `sim replay` makes the",
         "moves in the model and tells them one sentence each; without the mutant it says which move the table does not allow.\n",
     ]

@@ -76,6 +76,8 @@ def summary(result: Result) -> list[Text]:
         out.append(Text(f"never fired: {sentence(steps[i], i)}", style="dim"))
     for i in result.skipped:
         out.append(Text(f"no target: {sentence(steps[i], i)}", style="dim"))
+    for i in result.idle_rules:
+        out.append(Text(f"never acted: {sentence(steps[i], i)}", style="dim"))
     if result.graveyard:
         out.append(Text(f"pulls left in a graveyard: {result.graveyard}", style="dim"))
     quiet = f"free again at {result.quiet_ms:g} ms, " if result.quiet_ms is not None else ""
