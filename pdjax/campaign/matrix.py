@@ -100,7 +100,9 @@ def promise(target: str, fault: str, state: str, stop_s: float = STOP_S) -> Prom
             return Promise(("ok",), after_s)
         # The KV may have come while D stood still: then D has verified it, and goes on (protocol §5).
         ends = ("failed", "ok") if state == "pulling" else ("failed",)
-        return Promise(ends, after_s, (("p0", lease_s),))
+        # The lease starts again with the KV: P, which hears nothing of D's end, computes the rest first (protocol §4).
+        rest_s = states.PROMPT_TOKENS * states.PREFILL_PER_TOKEN_S if state == "prefilling" else 0.0
+        return Promise(ends, after_s, (("p0", rest_s + lease_s),))
     if target == ROUTER:
         return Promise(("failed",), KNOWN_S)
     known: tuple[tuple[str, float], ...] = ()
@@ -153,7 +155,7 @@ class Matrix:
         going_on = await self._strike(cell)
         if asked is None:
             asked = asyncio.create_task(self._ask(request))
-        if cell.fault != "stop":
+        if cell.fault != "stop" or cell.target == REGISTRY:
             await states.let_go(fleet)
         if cell.fault == "restart":
             await fleet.start(cell.target)
