@@ -5,6 +5,7 @@ Must never make an array: the doctor asks beside a server that holds the device'
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,6 +54,7 @@ class Sizes:
             page_bytes=settings.page_size * shape[2] * dtype.itemsize,
             metadata={"layout": LAYOUT if shape[2] == cfg.kv_width else f"{LAYOUT} {shape[2]} wide"},
         )
+        _check_fits(cfg, settings, pool)
         return cls(dtype, context_tokens, buckets, pool)
 
 
@@ -73,6 +75,34 @@ def check(settings: RunnerSettings) -> None:
         raise ConfigError(f"dtype={settings.dtype!r} must be one of {list(DTYPES)}")
     if settings.verify not in VERIFY_MODES:
         raise ConfigError(f"verify={settings.verify!r} must be one of {list(VERIFY_MODES)}")
+
+
+def device_bytes() -> int:
+    """Memory of the device as it tells it, this machine's on CPU."""
+    stats = jax.devices()[0].memory_stats() or {}
+    return int(stats.get("bytes_limit", 0)) or host_bytes()
+
+
+def host_bytes() -> int:
+    """Memory of this machine."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _check_fits(cfg: ModelConfig, settings: RunnerSettings, pool: PoolTransferSpec) -> None:
+    """Refuse what cannot fit even alone. Weights and programs come on top: the allocation itself may still fail."""
+    have = device_bytes()
+    a_page = pool.page_bytes * pool.n_layers
+    if settings.num_pages * a_page > have:
+        raise ConfigError(
+            f"num_pages={settings.num_pages} of page_size={settings.page_size} need {settings.num_pages * a_page} bytes "
+            f"and the device has {have}: at most {have // a_page} fit, less what the weights need"
+        )
+    a_row = 4 * cfg.vocab_size  # its logits, in float32
+    if settings.max_batch * a_row > have:
+        raise ConfigError(
+            f"max_running_requests={settings.max_batch} need {settings.max_batch * a_row} bytes for the logits of a "
+            f"step and the device has {have}: give at most {have // a_row}"
+        )
 
 
 def _context(settings: RunnerSettings, max_position: int) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import os
 import signal
 import sys
 import threading
@@ -182,7 +183,15 @@ def run(argv: Sequence[str] | None = None) -> int:
 
 
 def main() -> None:
+    if sys.argv[1:2] in (["serve"], ["bootstrap"]):
+        _end_at_the_first_signal()
     sys.exit(run())
+
+
+def _end_at_the_first_signal() -> None:
+    """Until the command listens itself: what it imports takes seconds, and a supervisor may change its mind in them."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: os._exit(0))
 
 
 if __name__ == "__main__":

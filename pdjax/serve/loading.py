@@ -8,14 +8,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import jax
+
+from pdjax.core.errors import ConfigError
 from pdjax.core.pools import Fingerprint
 from pdjax.core.wire import PROTOCOL_VERSION
 from pdjax.engine.jax_transfer.servers import TRANSFER_SIZE, TRANSPORT_ADDRESSES
-from pdjax.model.checkpoint import fingerprint, load_model
+from pdjax.model.checkpoint import LoadedModel, fingerprint, load_model
 from pdjax.model.fetch import cache_root, resolve_model, tokenizer_directory
 from pdjax.model.runner import JaxRunner
 from pdjax.model.settings import RunnerSettings
-from pdjax.model.sizes import Sizes, resolve_dtype
+from pdjax.model.sizes import Sizes, host_bytes, resolve_dtype
 from pdjax.model.tokenizer import Tokenizer
 from pdjax.serve.args import ServeArgs
 
@@ -43,12 +46,29 @@ def _settings(args: ServeArgs) -> RunnerSettings:
     )
 
 
+def _runner(args: ServeArgs, loaded: LoadedModel) -> JaxRunner:
+    budget = args.settings.unpulled_budget_bytes
+    if args.settings.host_staging and budget > host_bytes():
+        raise ConfigError(
+            f"--disaggregation-unpulled-budget {budget}: with --disaggregation-host-staging so much memory is taken, and "
+            f"this machine has {host_bytes()} bytes"
+        )
+    try:
+        return JaxRunner(loaded, _settings(args))
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        raise ConfigError(
+            f"--num-pages {args.num_pages}: the pool does not fit in the device's memory beside the weights; lower it"
+        ) from error
+
+
 def load(args: ServeArgs) -> Model:
     """Read model and tokenizer, make the pools. Raises ConfigError."""
     path = resolve_model(args.model)
     tokenizer = Tokenizer(path)
     loaded = load_model(path, dtype=resolve_dtype(args.dtype))
-    runner = JaxRunner(loaded, _settings(args))
+    runner = _runner(args, loaded)
     name = args.served_model_name or args.model
     directory = tokenizer_directory(path, loaded.digest)
     info = {

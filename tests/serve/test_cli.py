@@ -1,6 +1,7 @@
 """The command line: generated flags, one-line errors, exit codes."""
 
 import dataclasses
+import signal
 import socket
 import subprocess
 import sys
@@ -259,6 +260,28 @@ def test_checking_flags_imports_no_jax():
     argv = [sys.executable, "-c", code, "serve", "--model", "m", "--disaggregation-mode", "prefill"]
     out = subprocess.run(argv, capture_output=True, text=True, timeout=100, check=True).stdout
     assert out == "2 False\n"
+
+
+IMPORTING = """
+import signal, sys
+from pdjax.serve import cli
+class Slow:
+    def find_spec(self, name, path=None, target=None):
+        if name in ("pdjax.serve.process", "pdjax.engine.bootstrap.server"):
+            print("importing", flush=True)
+            signal.pause()
+sys.meta_path.insert(0, Slow())
+cli.main()
+"""
+
+
+@pytest.mark.parametrize("command", [["serve", "--model", "m"], ["bootstrap"]])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_while_it_imports_ends_it_with_0(command, number):
+    with subprocess.Popen([sys.executable, "-c", IMPORTING, *command], stdout=subprocess.PIPE) as process:
+        assert process.stdout.readline() == b"importing\n"
+        process.send_signal(number)
+        assert process.wait(100) == 0
 
 
 @pytest.mark.e2e
