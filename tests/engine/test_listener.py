@@ -3,7 +3,6 @@
 import contextlib
 import errno
 import os
-import resource
 import socket
 import ssl
 import subprocess
@@ -98,16 +97,12 @@ def test_without_any_descriptor_a_newcomer_is_refused_with_the_one_kept_for_it(s
 @pytest.mark.e2e
 @pytest.mark.parametrize("tls", [False, True])
 def test_a_flood_never_takes_the_last_descriptors_of_a_registry(certificate, tls):
-    argv = [sys.executable, "-m", "pdjax.serve.cli", "bootstrap", "--port", "0"]
-    argv += ["--ssl-certfile", certificate[0], "--ssl-keyfile", certificate[1]] if tls else []
     few = 100
-    process = subprocess.Popen(
-        argv,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (few, few)),
-    )
+    # Not by preexec_fn: the tests' own process may have JAX in it, which warns of a fork.
+    argv = ["sh", "-c", f'ulimit -n {few}; exec "$@"', "_"]
+    argv += [sys.executable, "-m", "pdjax.serve.cli", "bootstrap", "--port", "0"]
+    argv += ["--ssl-certfile", certificate[0], "--ssl-keyfile", certificate[1]] if tls else []
+    process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         url = parse_ready(process.stdout.readline())["url"]
         address = ("127.0.0.1", int(url.rpartition(":")[2]))
