@@ -19,6 +19,7 @@ from pdjax.sim.trace_types import Step, Trace
 CONTEXT_TOKENS = 2048  # of the tiny model
 LEAST_ROWS = 8  # so that most files share their processes
 UNSEEN = ("released", "listed", "evicted")
+DRAIN_LINGER_S = 2.0  # the simulator's node goes on refusing; a leg of a file comes within this
 _TO_SENDER = frozenset(wire.EVENT_OF[kind] for kind in wire.TO_SENDER)
 _SECONDS = {f.name for f in fields(PDSettings) if isinstance(f.default, float)}
 
@@ -137,6 +138,8 @@ def _flags(trace: Trace, spec: NodeSpec, slower: float, directory: Path) -> dict
         "disable-radix-cache": config.disable_radix_cache,
         "disable-overlap-schedule": not config.overlap,
     }
+    if any(step.action == "drain" for step in trace.steps):
+        flags["drain-linger"] = DRAIN_LINGER_S
     if spec.verify != "all":
         flags["disaggregation-verify"] = spec.verify
     if spec.weights != "sim":

@@ -145,7 +145,7 @@ class Fleet:
             "--instance-id", node.name, "--disaggregation-mode", node.role,
             "--disaggregation-bootstrap-host", "127.0.0.1", "--disaggregation-bootstrap-port", port,
             "--disaggregation-trace", str(self.logs), "--disaggregation-verify", "all",
-            "--disaggregation-fault-socket", str(self._socket(node.name)), *node.options,
+            "--disaggregation-fault-socket", str(self._socket(node.name)), "--drain-linger", "0", *node.options,
         ]  # fmt: skip
 
     def _router_command(self) -> list[str]:

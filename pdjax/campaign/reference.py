@@ -35,7 +35,7 @@ class Reference:
         self._http = httpx.AsyncClient(trust_env=False, timeout=60.0)
 
     async def __aenter__(self) -> Reference:
-        command = [*PROGRAM, "serve", "--model", self._model, "--port", "0"]
+        command = [*PROGRAM, "serve", "--model", self._model, "--port", "0", "--drain-linger", "0"]
         command += [
             "--context-length",
             str(CONTEXT_TOKENS),

@@ -106,6 +106,11 @@ class ServeArgs(PortArgs):
         "asked to end, what is here has this long to end by itself, in seconds (0: as long as a request may take)",
         0.0,
     )
+    drain_linger_s: float = arg(
+        "drain-linger",
+        "asked to end, it refuses requests until so many seconds have passed without one (0: only while it has others)",
+        1.0,
+    )
     disaggregation_mode: Literal["null", "prefill", "decode"] = arg(
         "disaggregation-mode", "null: an ordinary server", "null", ("null", "prefill", "decode")
     )
@@ -231,6 +236,8 @@ class ServeArgs(PortArgs):
             check_seconds(flag, limit_s)
         if self.drain_timeout_s:
             check_seconds("drain-timeout", self.drain_timeout_s)
+        if self.drain_linger_s:
+            check_seconds("drain-linger", self.drain_linger_s)
         self.router_key()
         self.api_key()
         self.believed()

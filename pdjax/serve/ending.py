@@ -14,6 +14,7 @@ import select
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -94,19 +95,37 @@ class Failure:
         return self._why is not None
 
 
+@dataclass(frozen=True)
+class Patience:
+    """within_s: how long a drain may take. linger_s: it goes on until so long no client has asked for anything.
+
+    A router hears of a drain after a while, and a refused leg tells the other half, which a closed port does not.
+    """
+
+    within_s: float
+    linger_s: float
+
+
 def end(
-    node: Node, http: HttpThread, request: EndRequest, failure: Failure, log: ServerLog, within_s: float
+    node: Node, http: HttpThread, request: EndRequest, failure: Failure, log: ServerLog, patience: Patience
 ) -> int:
-    """From "draining" to the last thread's end, within_s for what is here to end by itself. The exit code.
+    """From "draining" to the last thread's end. The exit code.
 
     With a failure nothing can finish any more, so nothing is waited for: also one that comes during the drain.
     """
     began = time.monotonic()
-    until = began + within_s
+    until = began + patience.within_s
+    paused = node.end_pause()  # one that is asked for from here on holds
     node.drain()
     node.leave_routers()
     log.event("draining", instance_id=node.instance_id, reason="failed" if failure.seen() else request.by)
-    _wait(node, request, lambda: not failure.seen() and node.unfinished() > 0, until)
+    if paused:
+        log.event("pause_ended", instance_id=node.instance_id, reason="draining")
+
+    def busy() -> bool:
+        return not failure.seen() and (node.unfinished() > 0 or node.quiet_s() < patience.linger_s)
+
+    _wait(node, request, busy, until)
     left = node.unfinished()
     if left or failure.seen():
         node.end_all()

@@ -35,6 +35,7 @@ PROGRAM = (sys.executable, "-m", "pdjax.serve.cli")
 # One machine, and a router that would have to be told whom to believe.
 TLS = ("ssl-certfile", "ssl-keyfile", "ssl-ca-file")
 API_KEY = "api-key-file"
+DRAIN_LINGER = "drain-linger"
 OF_THE_REGISTRY_TOO = ("disaggregation-secret-file", "max-connections")
 
 
@@ -166,6 +167,8 @@ class Fleet:
     def _spawn_nodes(self, bootstrap: str | None) -> list[Child]:
         plan = self.plan
         base = [*PROGRAM, "serve", "--model", plan.model, "--host", plan.host, "--port", "0"]
+        if not (_value_of(DRAIN_LINGER, plan.extra) or variable_set(DRAIN_LINGER)):
+            base += [f"--{DRAIN_LINGER}", "0"]  # its router ends first: nobody is left to be refused
         nodes = []
         for role, count, chips in (
             ("prefill", plan.prefill, plan.prefill_chips),

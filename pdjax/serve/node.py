@@ -82,6 +82,8 @@ class Node:
         self.instance_id = args.seat(serving_url)
         self._wake = threading.Event()
         self._stopping = threading.Event()
+        self._asked_at_s = 0.0  # the newest request to generate, or to drain
+        self._paused = False  # a client has asked for it, and nobody has taken it back
         self._loaded = threading.Event()
         self._dead: str | None = None
         self._trace: IO[bytes] | None = None
@@ -231,9 +233,21 @@ class Node:
 
     def drain(self) -> None:
         """Refuse new work from now on; what runs goes on."""
+        self._asked_at_s = time.monotonic()
         self.draining = True
         if self.manager is not None:
             self.manager.drain()
+
+    def end_pause(self) -> bool:
+        """Whether a client had paused this node: work goes on, for what is paused never finishes."""
+        paused, self._paused = self._paused, False
+        if paused:
+            self.scheduler.pause(False, lambda: None)
+        return paused
+
+    def quiet_s(self) -> float:
+        """Since a client has asked for a generation last, or since the drain began."""
+        return time.monotonic() - self._asked_at_s
 
     def leave_routers(self) -> None:
         if self.router is not None:
@@ -277,7 +291,7 @@ class Node:
 
     def submit(self, req: Request) -> None:
         """Refuse what can never run, claim the room, queue. Raises PDError before anything is taken."""
-        req.times.arrived = time.monotonic()
+        req.times.arrived = self._asked_at_s = time.monotonic()
         if self.manager is None:
             req.room = None  # without PD the bootstrap fields mean nothing
             if self.draining:
@@ -385,6 +399,7 @@ class Node:
         return answer
 
     def pause(self, paused: bool) -> Future[None]:
+        self._paused = paused
         answer: Future[None] = _uncancellable()
         self.scheduler.pause(paused, lambda: answer.set_result(None))
         return answer

@@ -18,7 +18,7 @@ from pdjax.engine.bootstrap.server import HTTPBootstrapServer
 from pdjax.engine.jax_transfer.process import leave, prepare_process
 from pdjax.serve.app import build_app, protected
 from pdjax.serve.args import ServeArgs
-from pdjax.serve.ending import EndRequest, Failure, end
+from pdjax.serve.ending import EndRequest, Failure, Patience, end
 from pdjax.serve.health import PeerAccess
 from pdjax.serve.loading import Model, load
 from pdjax.serve.log import ServerLog, take_over
@@ -104,7 +104,7 @@ def _serve(args: ServeArgs, request: EndRequest, server_log: ServerLog) -> NoRet
     while not request.asked and not failure.seen():
         request.wait(ALIVE_POLL_S)
         node.watchdog.look(time.monotonic())
-    code = end(node, http, request, failure, server_log, args.drain_limit_s)
+    code = end(node, http, request, failure, server_log, Patience(args.drain_limit_s, args.drain_linger_s))
     if spans is not None:
         spans.close()
     if bootstrap is not None:

@@ -88,6 +88,13 @@ def test_several_p_have_an_address_each():
 # ---------------------------------------------------------------- when steps strike
 
 
+def test_a_drained_node_of_a_file_refuses_as_long_as_its_legs_may_come():
+    """The simulator's goes on for ever; and no other fleet is slower for it."""
+    for steps, lingers in (([{"at": 1, "drain": "p0"}], True), ([], False)):
+        plan = express.plan_of(trace(*steps), 2.0, Path("x"))
+        assert [("--drain-linger" in node.options) for node in plan.nodes] == [lingers] * 2
+
+
 def test_a_step_at_a_time_waits_for_what_precedes_it_in_the_simulator():
     file = trace({"at": 3, "abort": {"rid": "a"}})
     simulated = run_trace(file)

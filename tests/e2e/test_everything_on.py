@@ -81,6 +81,7 @@ class Walled:
     def serve(self, name, mode, secret="right", believed=None):
         options = ["serve", "--model", "tiny", *SIZES, "--api-key-file", str(self._at / "api.key")]
         options += ["--ssl-ca-file", (believed or self.ours).file, "--disaggregation-mode", mode]
+        options += ["--drain-linger", "0"]
         if mode != "null":
             options += ["--disaggregation-bootstrap-host", "127.0.0.1", "--instance-id", name]
             options += ["--disaggregation-bootstrap-port", str(self.registry_port)]

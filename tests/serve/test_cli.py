@@ -141,6 +141,7 @@ def test_rfc_flags(node):
         ("--model m --router-check-interval inf", "at most 1e+06"),
         ("--model m --watchdog-timeout 1e300", "at most 1e+06"),
         ("--model m --drain-timeout nan", "above 0"),
+        ("--model m --drain-linger -1", "above 0"),
         ("--model m --otlp-endpoint collector:4318", "http://host:port"),
         ("--model m --router-key-file /nowhere/k", "--router-key-file /nowhere/k: No such file"),
     ],

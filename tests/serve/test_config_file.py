@@ -1,6 +1,7 @@
 """--config, PDJAX_… and flags: which value wins, how a wrong one is told, and what config show says of each."""
 
 import dataclasses
+import itertools
 import json
 import sys
 import types
@@ -248,3 +249,26 @@ def test_children_of_up_do_not_inherit_what_up_decides(monkeypatch):
     (environ,) = made
     assert "PDJAX_DISAGGREGATION_MODE" not in environ and "PDJAX_CONFIG" not in environ
     assert environ["PDJAX_PAGE_SIZE"] == "8"
+
+
+@pytest.mark.parametrize(
+    ("extra", "environ", "lingers"),
+    [
+        ((), {}, [["0"]]),
+        (("--drain-linger", "3"), {}, [["3"]]),
+        (("--drain-linger=3",), {}, [[]]),
+        ((), {"PDJAX_DRAIN_LINGER": "3"}, [[]]),
+    ],
+)
+def test_servers_of_up_do_not_linger_unless_they_are_told_to(monkeypatch, extra, environ, lingers):
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    fleet = local.Fleet(local.Plan("m", prefill=0, decode=0, plain=1, router="none", extra=extra))
+    spawned = []
+    monkeypatch.setattr(fleet, "_spawn", lambda name, command, **environ: spawned.append(command))
+    fleet._spawn_nodes(None)
+    fleet.close()
+    assert [
+        [after for one, after in itertools.pairwise(command) if one == "--drain-linger"]
+        for command in spawned
+    ] == lingers

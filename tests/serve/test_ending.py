@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from pdjax.serve import ending
-from pdjax.serve.ending import EndRequest, Failure, end
+from pdjax.serve.ending import EndRequest, Failure, Patience, end
 from pdjax.serve.log import ServerLog
 
 WAIT_S = 60.0
@@ -90,6 +90,7 @@ class FakeNode:
 
     def __init__(self, left=0, tick=lambda node: None):
         self.left, self.words, self.why, self.said = left, 0, None, []
+        self.quiet, self.paused = WAIT_S, False
         self._tick, self.watchdog = tick, self
 
     def look(self, now):
@@ -107,6 +108,13 @@ class FakeNode:
 
     def drain(self):
         self.said.append("drain")
+
+    def end_pause(self):
+        paused, self.paused = self.paused, False
+        return paused
+
+    def quiet_s(self):
+        return self.quiet
 
     def leave_routers(self):
         self.said.append("leave_routers")
@@ -126,16 +134,18 @@ class FakeHttp:
         self.alive = False
 
 
-def ended(node, http=None, asked=("SIGTERM",), within_s=WAIT_S, before=lambda failure: None):
+def ended(
+    node, http=None, asked=("SIGTERM",), within_s=WAIT_S, linger_s=0.0, before=lambda failure: None, events=()
+):
     """(exit code, the line "ended", what was done without the looks)"""
     text, request, http = io.StringIO(), EndRequest(), http or FakeHttp()
     for by in asked:
         request.ask(by)
     failure = Failure(node, http)
     before(failure)
-    code = end(node, http, request, failure, ServerLog(text), within_s)
+    code = end(node, http, request, failure, ServerLog(text), Patience(within_s, linger_s))
     lines = [json.loads(line) for line in text.getvalue().splitlines()]
-    assert [line["event"] for line in lines] == ["draining", "ended"] and not http.alive
+    assert [line["event"] for line in lines] == ["draining", *events, "ended"] and not http.alive
     closed(request)
     return code, lines[-1], [said for said in node.said if said != "look"]
 
@@ -198,3 +208,49 @@ def test_the_watchdog_looks_during_a_drain():
     node = FakeNode(3, finishes)
     ended(node)
     assert node.said.count("look") == 3
+
+
+def gets_quieter(node):
+    node.quiet += 1.0
+
+
+def is_asked_without_end(node):
+    node.quiet = 0.0
+
+
+def test_a_drained_server_lingers_until_nobody_has_asked_for_a_while():
+    node = FakeNode(tick=gets_quieter)
+    node.quiet = 0.0
+    code, line, done = ended(node, linger_s=3.0)
+    assert (code, line["cut_off"], done, node.said.count("look")) == (0, 0, GENTLE, 3)
+    at_once = FakeNode(tick=is_asked_without_end)
+    at_once.quiet = 0.0
+    ended(at_once)
+    assert at_once.said.count("look") == 0
+
+
+def test_whoever_goes_on_asking_holds_a_server_until_its_time_is_over():
+    node = FakeNode(tick=is_asked_without_end)
+    node.quiet = 0.0
+    code, line, done = ended(node, within_s=0.2, linger_s=1.0)
+    assert (code, line["cut_off"], done) == (0, 0, GENTLE) and 0.2 <= line["seconds"] < WAIT_S / 2
+
+
+def test_a_second_signal_ends_a_server_that_lingers(monkeypatch):
+    node = FakeNode(tick=is_asked_without_end)
+    node.quiet = 0.0
+    monkeypatch.setattr(EndRequest, "urgent", property(lambda self: node.said.count("look") >= 2))
+    code, _, done = ended(node, linger_s=1.0)
+    assert (code, done, node.said.count("look")) == (0, GENTLE, 2)
+
+
+def test_a_failed_server_does_not_linger():
+    node = FakeNode(tick=dies)
+    node.quiet = 0.0
+    assert ended(node, linger_s=1.0)[0] == 1 and node.said.count("look") == 1
+
+
+def test_a_pause_ends_with_the_drain_and_the_log_says_so():
+    node = FakeNode()
+    node.paused = True
+    assert ended(node, events=["pause_ended"])[0] == 0 and not node.paused

@@ -1,6 +1,7 @@
 """One node's own numbers, on the tiny model and without its threads."""
 
 import threading
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -76,6 +77,34 @@ def test_a_draining_node_takes_nothing_new_and_knows_what_is_left(node):
     node.end_all()
     node.scheduler.host_work()
     assert node.unfinished() == 0
+    node.draining = False  # for the other tests on it
+
+
+def test_a_drain_ends_a_pause_whether_or_not_the_scheduler_has_heard_of_it(node):
+    node.scheduler.host_work()
+    assert not node.end_pause() and not node.scheduler.paused
+    for heard in (False, True):
+        paused = node.pause(True)
+        if heard:
+            node.scheduler.host_work()
+        assert paused.done() is heard
+        assert node.end_pause() and not node.end_pause()
+        node.scheduler.host_work()
+        assert not node.scheduler.paused and paused.done()
+    node.pause(True)
+    node.pause(False)
+    assert not node.end_pause(), "somebody has ended it before"
+    node.scheduler.host_work()
+
+
+def test_a_node_is_quiet_since_the_drain_began_or_the_last_request(node, monkeypatch):
+    times = iter([100.0, 101.0, 107.0, 109.0])
+    monkeypatch.setattr(time, "monotonic", lambda: next(times))
+    node.drain()
+    assert node.quiet_s() == 1.0
+    with pytest.raises(PDError):
+        node.submit(Request("late", [5, 6], SamplingParams(max_new_tokens=2), sink=lambda output: None))
+    assert node.quiet_s() == 2.0
     node.draining = False  # for the other tests on it
 
 

@@ -18,6 +18,7 @@ from pdjax.engine.bootstrap.listener import BoundedListener
 
 MAX_CONNECTIONS = 2048  # clients of a full queue, and as many idle ones of the routers' pools
 HEAD_TIMEOUT_S = 30.0  # of a TLS handshake; and from the first byte waited for to the end of a request's head
+LAST_HEAD_S = 0.5  # the same once the server ends
 
 
 class BoundedConfig(uvicorn.Config):
@@ -37,6 +38,7 @@ class BoundedConfig(uvicorn.Config):
         self.listener = listener
         self.head_timeout_s = head_timeout_s
         self.counters = counters
+        self.closing = False  # the server ends: each connection has its last request
 
 
 class BoundedProtocol(H11Protocol):
@@ -47,11 +49,14 @@ class BoundedProtocol(H11Protocol):
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
         self._head_timer: asyncio.TimerHandle | None = None
+        self._last_call: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self.config.listener.greeted(transport.get_extra_info("socket").fileno())
         super().connection_made(transport)
         self._await_head()
+        if self.config.closing:
+            self.shutdown()
 
     def handle_events(self) -> None:
         """Called with new bytes, and with those that came behind a request once that is answered."""
@@ -60,9 +65,24 @@ class BoundedProtocol(H11Protocol):
             self._stop_waiting()
         elif self._head_timer is None and self.conn.trailing_data[0]:
             self._await_head()
+        if self._last_call is not None and self.cycle is not None:
+            self.cycle.keep_alive = False
+
+    def shutdown(self) -> None:
+        """The server ends: what is being answered is the last, and who has only just begun to ask is answered, too."""
+        left_s = 0.0
+        if self._head_timer is not None:
+            began = self._head_timer.when() - self.config.head_timeout_s
+            left_s = began + LAST_HEAD_S - self.loop.time()
+        if left_s > 0:
+            self._last_call = self.loop.call_later(left_s, super().shutdown)
+        else:
+            super().shutdown()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()
+        if self._last_call is not None:
+            self._last_call.cancel()
         super().connection_lost(exc)
 
     def _await_head(self) -> None:

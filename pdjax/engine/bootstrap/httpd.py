@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-import uvicorn
 from starlette.requests import ClientDisconnect, Request
 
 from pdjax.core.errors import ConfigError
 from pdjax.engine.bootstrap.access import base_url
+from pdjax.engine.bootstrap.closing import ClosingServer
 from pdjax.engine.bootstrap.connections import HEAD_TIMEOUT_S, MAX_CONNECTIONS, BoundedConfig
 from pdjax.engine.bootstrap.listener import BoundedListener
 
@@ -77,7 +77,7 @@ def url_of(sock: socket.socket, scheme: str = "http") -> str:
     return base_url(host, port, scheme)
 
 
-def http_server(app: Any, listener: BoundedListener, door: Door, counters: Counter[str]) -> uvicorn.Server:
+def http_server(app: Any, listener: BoundedListener, door: Door, counters: Counter[str]) -> ClosingServer:
     """A uvicorn server with our settings; run it with ``server.run(sockets=[listener])``."""
     config = BoundedConfig(
         app,
@@ -95,7 +95,7 @@ def http_server(app: Any, listener: BoundedListener, door: Door, counters: Count
     )
     # The routers probe every worker with "PRI * HTTP/2.0" (facts/router §1): one warning each would be noise.
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
-    return uvicorn.Server(config)
+    return ClosingServer(config)
 
 
 class HttpThread:
