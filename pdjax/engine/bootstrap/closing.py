@@ -30,8 +30,11 @@ class ClosingServer(uvicorn.Server):
             server.close()
         self.config.closing = True
         newcomers = [self._welcome(one) for one in backlog]
-        with contextlib.suppress(TimeoutError):  # of a TLS handshake; one that fails is its client's affair
-            await asyncio.wait_for(asyncio.gather(*newcomers, return_exceptions=True), LAST_HEAD_S)
+        if newcomers:
+            with contextlib.suppress(
+                TimeoutError
+            ):  # of a TLS handshake; one that fails is its client's affair
+                await asyncio.wait_for(asyncio.gather(*newcomers, return_exceptions=True), LAST_HEAD_S)
         for _ in range(TURNS):  # a request that is here to be read is no idle connection
             await asyncio.sleep(0)
         await super().shutdown(sockets)
