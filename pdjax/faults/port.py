@@ -333,7 +333,8 @@ class FaultPort:
 
     def _do_address(self) -> str | None:
         """Where a P listens, which is what its frames come from; None on D."""
-        return self._place.manager.ports.channel.address
+        address: str | None = self._place.manager.ports.channel.address
+        return address
 
     def _do_address_of(self, peer: str) -> str:
         """What that peer's frames come from; "" when it is a stranger here."""
