@@ -272,7 +272,7 @@ def test_its_own_fingerprint_is_the_servers_and_needs_no_pools(registry, monkeyp
     running = loading.fingerprint_of(loading.load(few).runner)
     monkeypatch.setattr(loading, "JaxRunner", None)
     assert loading.own_fingerprint(few) == running
-    assert loading.own_fingerprint(args_for(registry, num_pages=1 << 30)) == running
+    assert loading.own_fingerprint(args_for(registry, num_pages=1 << 17)) == running
     with pytest.raises(ConfigError, match="does not fit: 15 pages hold 240 tokens"):
         loading.own_fingerprint(args_for(registry, num_pages=16, context_length=512))
 

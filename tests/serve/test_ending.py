@@ -194,12 +194,14 @@ def test_a_failed_server_ends_with_code_1_whoever_else_asks_it_to(asked):
     assert (code, line["cut_off"], done) == (1, 2, FORCED)
 
 
-def test_an_http_server_that_has_died_is_a_failure_and_one_that_is_stopped_is_none(monkeypatch, caplog):
+def test_an_http_server_that_has_died_is_a_failure_and_one_that_is_stopped_is_none(monkeypatch):
+    said = []
+    monkeypatch.setattr(ending.log, "error", lambda text, *given: said.append(text % given))
     monkeypatch.setattr(ending, "LAST_WORDS_S", 0.05)
     http = FakeHttp()
     http.alive = False
     assert ended(FakeNode(1), http)[0] == 1
-    assert [r.getMessage() for r in caplog.records] == ["this process ends: the HTTP server has ended"]
+    assert said == ["this process ends: the HTTP server has ended"]
     assert ended(FakeNode())[0] == 0
 
 

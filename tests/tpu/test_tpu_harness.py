@@ -170,7 +170,7 @@ def test_without_a_tpu_it_says_what_it_would_do(tmp_path, monkeypatch, capsys):
         (
             "host:7000",
             "report",
-            "PDJAX_TPU_PEER: 'host' does not appear to be an IPv4 or IPv6 address, with a numeric ip",
+            "PDJAX_TPU_PEER: address 'host:7000' has no numeric ip",
         ),
     ],
 )

@@ -31,7 +31,7 @@ def check_before(folder: Path, peer: str) -> None:
         if peer:
             split(peer)
     except ValueError as error:
-        raise ConfigError(f"{PEER_VARIABLE}: {error}, with a numeric ip") from None
+        raise ConfigError(f"{PEER_VARIABLE}: {error}") from None
 
 
 def main(folder: Path) -> int:

@@ -96,7 +96,7 @@ def _listen(where: str) -> socket.socket:
         family = socket.AF_INET6 if ":" in ip else socket.AF_INET
         return socket.create_server((ip, 0 if port == "0" else number), family=family)
     except ValueError as error:
-        raise ConfigError(f"--offer: {error}, with a numeric ip") from None
+        raise ConfigError(f"--offer: {error}") from None
     except OSError as error:
         raise ConfigError(f"--offer {where}: {error.strerror}") from None
 
