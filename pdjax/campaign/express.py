@@ -48,10 +48,27 @@ def _step_reasons(trace: Trace, step: Step) -> list[str]:
     found = []
     if step.on is not None and step.on.event in UNSEEN:
         found.append(f"on {step.on.event}: no process says so")
+    if step.action == "drain" and _refuses_unlisted(trace, step):
+        found.append(
+            "drain of one of several P that then refuses a leg: a process is listed as long as it refuses"
+        )
     reason = _REASONS.get(step.action)
     if reason is not None and (why := reason(trace, step.value)):
         found.append(why)
     return found
+
+
+def _refuses_unlisted(trace: Trace, drain: Step) -> bool:
+    """Whether D may look for its room while the drained P has left the registry and answers still, as the simulator's does."""
+    name = drain.value["node"]
+    if name[0] != "p" or _count(trace, "p") < 2 or drain.at is None:
+        return False
+    legs = (
+        (step.at, step.value.get("legs", {}).get("prefill", {}).get("delay", 0))
+        for step in trace.steps
+        if step.action == "request" and step.value["prefill"] == name
+    )
+    return any(at is not None and at + late > drain.at for at, late in legs)
 
 
 def _why_no_clock(trace: Trace, value: Mapping[str, Any]) -> str:
