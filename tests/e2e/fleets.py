@@ -10,7 +10,8 @@ import time
 import httpx
 from typer.testing import CliRunner
 
-from pdjax.core import conform
+from pdjax.campaign.recorded import cut_out
+from pdjax.core import conform, log_lines
 from pdjax.engine.bootstrap.access import registry_token
 from pdjax.serve.children import Child, end_all
 from pdjax.serve.local import Fleet, Plan
@@ -164,11 +165,24 @@ class Deployment(Fleet):
         assert found == [], found[:10]
         return lines
 
-    def replay_logs(self, where: pathlib.Path):
-        """The event logs, imported and replayed by the ``sim`` command; the scenario. The replay's own log conforms, too."""
+    def logged(self):
+        """Event log → how many lines it has now."""
+        return {path: len(path.read_bytes().splitlines()) for path in self.logs.glob("*.ndjson")}
+
+    def replay_logs(self, where: pathlib.Path, since=None):
+        """The event logs, imported and replayed by the ``sim`` command; the scenario. The replay's own log conforms, too.
+
+        since: of ``logged``, when nothing was live: what came before is left out, such as a pause, which no scenario can say.
+        """
         self.check_logs()
         trace, log = where / "run.json", where / "replayed.ndjson"
-        sim("import", *sorted(self.logs.glob("*.ndjson")), "-o", trace)
+        paths = sorted(self.logs.glob("*.ndjson"))
+        if since is not None:
+            for path in paths:
+                lines, _ = log_lines.read(path.read_bytes().splitlines())
+                (where / path.name).write_bytes(b"\n".join([*cut_out(lines, since.get(path, 0)), b""]))
+            paths = [where / path.name for path in paths if (where / path.name).stat().st_size > 1]
+        sim("import", *paths, "-o", trace)
         sim("replay", trace, "--log", log)
         sim("check-log", log, "--complete")
         return json.loads(trace.read_text())

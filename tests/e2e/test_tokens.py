@@ -158,11 +158,17 @@ def test_a_log_without_one_line_is_refused(fleet):
         assert conform.check(lines[:i] + lines[i + 1 :]), lines[i]
 
 
-def test_the_recorded_run_imports_and_replays(fleet, tmp_path):
+@pytest.fixture(scope="module", autouse=True)
+def begun(fleet):
+    fleet.await_free()
+    return fleet.logged()
+
+
+def test_the_recorded_run_imports_and_replays(fleet, begun, tmp_path):
     """What real processes wrote becomes a scenario of the same requests, and the simulator serves it rightly."""
     generate(fleet, "mini", prompt_of(10), 2)
     fleet.await_free()
-    assert "ok" in fleet.replay_logs(tmp_path)["expect"]["outcomes"].values()
+    assert "ok" in fleet.replay_logs(tmp_path, begun)["expect"]["outcomes"].values()
 
 
 def slot_bytes(fleet, name):
