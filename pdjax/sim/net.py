@@ -45,6 +45,7 @@ class SimNet(Loop):
         self.registry: Registry | None = None  # None: the registry's process is dead
         self.on_member: Callable[[str, str], None] = lambda event, instance: None
         self.page_s = 0.0001  # one page of one part through the transport
+        self.reset_s = link_s  # until a pull whose peer has died is seen to have failed
         # (from, to, frame) → copies to deliver with their extra delays; for tests that need no rules.
         self.on_frame: Callable[[str, str, bytes], Sequence[float]] | None = None
         # (uuid, part) → seconds the part takes, an error text, or None: it never settles.

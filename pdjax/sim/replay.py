@@ -230,10 +230,21 @@ class Run:
                 self.mismatches.append(f"{rid}: within {want.within:g} ms expected, it took {got.ms:g} ms")
 
 
-def run_trace(trace: Trace | Mapping[str, Any], *, watch: bool = True, conformance: bool = True) -> Result:
-    """Run a trace, a checked one or a decoded file. Raises TraceError for a wrong one, NoEndError."""
+def run_trace(
+    trace: Trace | Mapping[str, Any],
+    *,
+    watch: bool = True,
+    conformance: bool = True,
+    reset_s: float | None = None,
+) -> Result:
+    """Run a trace, a checked one or a decoded file. Raises TraceError for a wrong one, NoEndError.
+
+    reset_s: until a pull whose peer has died is seen to have failed; None: a link's time.
+    """
     with _quiet():
         run = Run(trace if isinstance(trace, Trace) else parse(trace), watch=watch, conformance=conformance)
+        if reset_s is not None:
+            run.world.net.reset_s = reset_s
         run.go()
         return run.finish()
 

@@ -336,7 +336,7 @@ class SimTransport:
     def _reset(self, pull: Pull) -> None:
         owner, name = pull.owner, ("reset", pull.owner.node, self.node, pull.pull_id)
         self.net.after(
-            self.net.link_s,
+            self.net.reset_s,
             lambda: self.net.when_open(
                 owner.node,
                 owner.node,

@@ -11,7 +11,7 @@ from pdjax.campaign import express
 from pdjax.campaign.anchors import MILESTONES, anchored, tied
 from pdjax.campaign.client import Record
 from pdjax.campaign.fleet import FleetPlan, NodePlan
-from pdjax.campaign.replay import EXTRA_S, differences, fresh_rooms, overdue
+from pdjax.campaign.replay import EXTRA_S, differences, fresh_rooms, overdue, speed_of
 from pdjax.campaign.scenario import Scenario
 from pdjax.core.settings import PDSettings
 from pdjax.sim.replay import run_trace
@@ -174,6 +174,27 @@ def test_another_end_is_a_difference(changes):
     assert differences(simulated, seen()) == []
     assert len(differences(simulated, seen(**changes))) == 1
     assert len(differences(simulated, {})) == 1
+
+
+def test_a_death_is_heard_on_two_ways_and_either_may_be_first():
+    """D's connection to P closes, and its pull fails: which it sees first, its machine decides (trace B59)."""
+    raw = json.loads((TRACES / "B59-replaced-behind-the-same-address.json").read_text())
+    raw["steps"][3]["after"], raw["steps"][4]["at"] = 1000, 1500  # a real restart takes its time
+    simulated = run_trace(parse(raw))
+
+    def ended(reason):
+        records = {}
+        for rid, outcome in simulated.outcomes.items():
+            (records[rid],) = seen(
+                outcome=outcome.outcome, status=outcome.status, reason=outcome.reason
+            ).values()
+        records["a"].reason = reason
+        return records
+
+    assert differences(simulated, ended("part_failed")) == []
+    assert len(differences(simulated, ended("peer_lost"))) == 1
+    assert speed_of(raw, ended("peer_lost")) == "a death is heard before the pull fails"
+    assert speed_of(raw, ended("deadline")) is None
 
 
 def bounded(within):
