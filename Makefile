@@ -5,9 +5,6 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 COMPILER := $(VENV)/.compiler
 PYTEST_ARGS ?=
-# Mostly waiting for processes: beside the other tests they cost a third less time. Those of the simulator follow in a
-# process of their own: what JAX has compiled by then is gigabytes that every garbage collection walks over.
-PROCESSES := tests/e2e tests/benchmarks
 JOBS ?= 2
 
 export JAX_PLATFORMS ?= cpu
@@ -35,12 +32,8 @@ test: $(STAMP) $(COMPILER)
 	@$(BIN)/pdjax fetch smollm2
 	@echo "== lint and types"
 	@$(MAKE) --no-print-directory lint
-	@echo "== tests (those with real processes run beside the others and are printed last)"
-	@log=$$(mktemp); \
-	$(BIN)/python -m pytest $(PYTEST_ARGS) $(PROCESSES) >$$log 2>&1 & beside=$$!; \
-	$(BIN)/python -m pytest $(PYTEST_ARGS) $(foreach path,$(PROCESSES) tests/sim,--ignore=$(path)); rest=$$?; \
-	$(BIN)/python -m pytest $(PYTEST_ARGS) tests/sim || rest=$$?; \
-	wait $$beside; processes=$$?; cat $$log; rm -f $$log; exit $$(( rest || processes ))
+	@echo "== tests, in parts, two at a time: each is printed when it has ended, the longest in twenty minutes or so"
+	@$(BIN)/python tests/run_all.py $(PYTEST_ARGS)
 
 lint: $(STAMP)
 	@$(BIN)/ruff format --check --quiet . || { $(BIN)/ruff format --check .; exit 1; }
