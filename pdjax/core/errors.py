@@ -25,3 +25,13 @@ class PDError(Exception):
 
 class ConfigError(Exception):
     """A wrong setting: one line that names it and says what to change; the command exits with code 2."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(plain(text))
+
+
+def plain(text: str) -> str:
+    """On one line of a terminal, and nothing that it obeys: what it quotes may be a stranger's."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

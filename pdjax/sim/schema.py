@@ -13,6 +13,8 @@ from functools import cache
 from importlib import resources
 from typing import Any, NamedTuple
 
+from pdjax.core.errors import plain
+
 Schema = Mapping[str, Any]
 
 
@@ -20,7 +22,7 @@ class TraceError(ValueError):
     """The file is wrong. path: the key, with its step; text: why."""
 
     def __init__(self, path: str, text: str) -> None:
-        super().__init__(f"{path}: {text}" if path else text)
+        super().__init__(plain(f"{path}: {text}" if path else text))
         self.path, self.text = path, text
 
 
@@ -28,7 +30,7 @@ class SchemaError(ValueError):
     """path: where in the document; text: what is wrong there."""
 
     def __init__(self, path: str, text: str) -> None:
-        super().__init__(f"{path or 'the file'}: {text}")
+        super().__init__(plain(f"{path or 'the file'}: {text}"))
         self.path, self.text = path, text
 
 
