@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from pdjax.core.kvpoll import KVPoll
+from pdjax.engine.base import BaseKVBootstrapServer
 from pdjax.engine.bootstrap.httpd import HttpThread
 from pdjax.serve.log import ServerLog
 
@@ -81,18 +83,25 @@ class Failure:
     Nobody would end those requests: such a process leaves with code 1, whoever else asks it to, and is started again.
     """
 
-    def __init__(self, node: Node, http: HttpThread) -> None:
-        self._node, self._http = node, http
+    def __init__(self, node: Node, http: HttpThread, registry: BaseKVBootstrapServer | None) -> None:
+        """registry: the one inside this process, which others wait for as well."""
+        self._node, self._http, self._registry = node, http, registry
         self.serving = True  # False: the HTTP server is being stopped, its end is none of its death
         self._why: str | None = None
 
     def seen(self) -> bool:
         if self._why is None:
-            died = self.serving and not self._http.alive
-            self._why = "the HTTP server has ended" if died else self._node.failed()
+            self._why = self._died()
             if self._why is not None:
                 log.error("this process ends: %s", self._why)
         return self._why is not None
+
+    def _died(self) -> str | None:
+        if self.serving and not self._http.alive:
+            return "the HTTP server has ended"
+        if self._registry is not None and self._registry.poll() == KVPoll.Failed:
+            return "the registry of --with-bootstrap has ended"
+        return self._node.failed()
 
 
 @dataclass(frozen=True)

@@ -100,7 +100,7 @@ def _serve(args: ServeArgs, request: EndRequest, server_log: ServerLog) -> NoRet
     node.router = _router_member(args, node, url, server_log)
     node.router.start()
     node.watchdog = Watchdog(node, server_log, args.watchdog_timeout_s)
-    failure = Failure(node, http)
+    failure = Failure(node, http, bootstrap)
     while not request.asked and not failure.seen():
         request.wait(ALIVE_POLL_S)
         node.watchdog.look(time.monotonic())

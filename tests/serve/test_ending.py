@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from pdjax.engine.bootstrap.server import HTTPBootstrapServer
 from pdjax.serve import ending
 from pdjax.serve.ending import EndRequest, Failure, Patience, end
 from pdjax.serve.log import ServerLog
@@ -135,13 +136,20 @@ class FakeHttp:
 
 
 def ended(
-    node, http=None, asked=("SIGTERM",), within_s=WAIT_S, linger_s=0.0, before=lambda failure: None, events=()
+    node,
+    http=None,
+    asked=("SIGTERM",),
+    within_s=WAIT_S,
+    linger_s=0.0,
+    before=lambda failure: None,
+    events=(),
+    registry=None,
 ):
     """(exit code, the line "ended", what was done without the looks)"""
     text, request, http = io.StringIO(), EndRequest(), http or FakeHttp()
     for by in asked:
         request.ask(by)
-    failure = Failure(node, http)
+    failure = Failure(node, http, registry)
     before(failure)
     code = end(node, http, request, failure, ServerLog(text), Patience(within_s, linger_s))
     lines = [json.loads(line) for line in text.getvalue().splitlines()]
@@ -203,6 +211,19 @@ def test_an_http_server_that_has_died_is_a_failure_and_one_that_is_stopped_is_no
     assert ended(FakeNode(1), http)[0] == 1
     assert said == ["this process ends: the HTTP server has ended"]
     assert ended(FakeNode())[0] == 0
+
+
+def test_a_registry_inside_that_has_died_ends_the_process_with_code_1(monkeypatch):
+    """Else P would go on without being found, and tell nobody."""
+    said = []
+    monkeypatch.setattr(ending.log, "error", lambda text, *given: said.append(text % given))
+    registry = HTTPBootstrapServer(port=0)
+    registry.start()
+    assert ended(FakeNode(), registry=registry)[0] == 0 and said == []
+    registry.stop()
+    code, _, done = ended(FakeNode(), registry=registry)
+    assert (code, done) == (1, FORCED)
+    assert said == ["this process ends: the registry of --with-bootstrap has ended"]
 
 
 def test_the_watchdog_looks_during_a_drain():
