@@ -11,15 +11,16 @@ import json
 import os
 import signal
 import sys
-import threading
 from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
 
 from pdjax.core.errors import ConfigError
+from pdjax.core.kvpoll import KVPoll
 from pdjax.serve.args import BootstrapArgs, DoctorArgs, ShowArgs, UpArgs
 from pdjax.serve.bench import BenchArgs, run_bench
+from pdjax.serve.end_request import ALIVE_POLL_S, EndRequest
 from pdjax.serve.local import Plan, from_file, up
 from pdjax.serve.options import (
     NOT_SET,
@@ -62,17 +63,17 @@ def bootstrap(context: typer.Context, **options: Any) -> None:
     args.check()
     from pdjax.engine.bootstrap.server import HTTPBootstrapServer  # FastAPI comes with it
 
-    stop = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stop.set())
+    request = EndRequest()
+    request.listen()
     server = HTTPBootstrapServer(
         args.host, args.port, args.heartbeat_ttl_s, door=args.door, token=args.token()
     )
     server.start()
     print_ready(url=server.url, role="bootstrap")
-    while not stop.wait(1.0):
-        if server.poll() == 0:
-            raise ConfigError("the registry's server has ended: see the log above")
+    while not request.wait(ALIVE_POLL_S):
+        if server.poll() == KVPoll.Failed:
+            print(f"pdjax: the registry ends: its HTTP server has died ({server.death})", file=sys.stderr)
+            raise typer.Exit(1)
     server.stop()
 
 

@@ -8,10 +8,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import signal
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -23,6 +21,7 @@ from rich.table import Table
 
 from pdjax.core.errors import ConfigError
 from pdjax.serve.children import ChildError
+from pdjax.serve.end_request import EndRequest
 from pdjax.serve.local import Fleet, Plan
 from pdjax.serve.ready import parse_ready
 from pdjax.serve.router import KINDS
@@ -185,9 +184,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--question", default=QUESTION)
     options = parser.parse_args(argv)
     console = Console()
-    stop = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stop.set())
+    stop = EndRequest()
+    stop.listen()
     descriptor, path = tempfile.mkstemp(prefix="pdjax-demo-", suffix=".log")
     with os.fdopen(descriptor, "w") as log:
         try:

@@ -1,26 +1,21 @@
 """How a server ends: it takes nothing new, finishes what it has, says its last words, and stops its threads in order.
 
 Asked once (SIGTERM, SIGINT, POST /drain) it drains, within a bound; asked again it ends what runs at once; a third
-signal ends the process on the spot. Must never wait without a bound, and must never do more in a signal handler than
-count and write one byte, or call ``_exit``: a lock that the main thread holds would never come free.
+signal ends the process on the spot. Must never wait without a bound.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
-import select
-import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import FrameType
 from typing import TYPE_CHECKING
 
 from pdjax.core.kvpoll import KVPoll
 from pdjax.engine.base import BaseKVBootstrapServer
 from pdjax.engine.bootstrap.httpd import HttpThread
+from pdjax.serve.end_request import EndRequest
 from pdjax.serve.log import ServerLog
 
 if TYPE_CHECKING:
@@ -30,51 +25,6 @@ log = logging.getLogger(__name__)
 
 POLL_S = 0.02  # of what still runs while it drains
 LAST_WORDS_S = 2.0  # after an end by force: for the requests to be answered and the peers to be told
-
-
-class EndRequest:
-    """Who asked this process to end, and how urgently. ``listen`` on the main thread, first of all."""
-
-    def __init__(self) -> None:
-        self.by = ""  # what asked first
-        self._signals = 0
-        self._read, self._write = os.pipe()
-        for end in (self._read, self._write):
-            os.set_blocking(end, False)
-
-    @property
-    def asked(self) -> bool:
-        return bool(self.by)
-
-    @property
-    def urgent(self) -> bool:
-        """A second signal. The first one after POST /drain is none: a supervisor sends it when its hook has drained."""
-        return self._signals > 1
-
-    def listen(self) -> None:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._on_signal)
-
-    def ask(self, by: str) -> None:
-        """From any thread, and repeatable: only signals make it urgent."""
-        self.by = self.by or by
-        self.wake()
-
-    def wake(self) -> None:
-        """From any thread: end a ``wait``, though nobody has asked for anything."""
-        with contextlib.suppress(BlockingIOError):  # the pipe is full of earlier ones: it will be read
-            os.write(self._write, b".")
-
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self._signals += 1
-        if self._signals > 2:
-            os._exit(128 + number)  # nothing is flushed: each line of the log has been, and locks may be held
-        self.ask(signal.Signals(number).name)
-
-    def wait(self, timeout_s: float) -> None:
-        """Until it is asked once more, or woken, or the time is over. Main thread only."""
-        if select.select([self._read], [], [], timeout_s)[0]:
-            os.read(self._read, 4096)
 
 
 class Failure:

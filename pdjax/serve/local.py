@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +20,7 @@ from pdjax.core.errors import ConfigError
 from pdjax.serve.args import UpArgs
 from pdjax.serve.children import Child, ChildError, end_all
 from pdjax.serve.config_file import Setting
+from pdjax.serve.end_request import EndRequest
 from pdjax.serve.options import options_of, variable, variable_set
 from pdjax.serve.router import check_kind, free_ports, router_command, router_environ, router_serves
 
@@ -125,17 +124,17 @@ def _say(line: str) -> None:
 class Fleet:
     """The children of one plan. ``start`` returns when a request through the router can be served.
 
-    stop: an event that ends every wait, set by a signal handler.
+    stop: ends every wait when it is asked; without one only a child does.
     """
 
     def __init__(
-        self, plan: Plan, stop: threading.Event | None = None, forward: Callable[[str], None] = _say
+        self, plan: Plan, stop: EndRequest | None = None, forward: Callable[[str], None] = _say
     ) -> None:
         plan.check()
         self.plan = plan
         self.children: list[Child] = []
         self.addresses: dict[str, str] = {}
-        self._stop = stop or threading.Event()
+        self._stop, self._owns_stop = stop or EndRequest(), stop is None
         self._forward = forward
         self._http = httpx.Client(trust_env=False, timeout=5.0)
 
@@ -146,7 +145,7 @@ class Fleet:
         self.close()
 
     def start(self) -> None:
-        """Raises ChildError when a child ends or is late, KeyboardInterrupt when ``stop`` is set."""
+        """Raises ChildError when a child ends or is late, KeyboardInterrupt when ``stop`` is asked."""
         bootstrap: str | None = None
         if self.plan.prefill or self.plan.decode:
             command = [*PROGRAM, "bootstrap", "--host", self.plan.host, "--port", "0"]
@@ -254,6 +253,8 @@ class Fleet:
         if late:
             self._forward(f"ended by force: {', '.join(late)}")
         self._http.close()
+        if self._owns_stop:
+            self._stop.close()
 
 
 def grouped(addresses: dict[str, str]) -> dict[str, object]:
@@ -268,9 +269,8 @@ def grouped(addresses: dict[str, str]) -> dict[str, object]:
 
 def up(plan: Plan, *, as_json: bool = False) -> int:
     """Run a plan until a signal (0) or until a child ends (1, or 2 for a wrong option of a child); says which one. Raises ConfigError."""
-    stop = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stop.set())
+    stop = EndRequest()
+    stop.listen()
     with Fleet(plan, stop) as fleet:
         try:
             fleet.start()

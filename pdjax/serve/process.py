@@ -18,7 +18,8 @@ from pdjax.engine.bootstrap.server import HTTPBootstrapServer
 from pdjax.engine.jax_transfer.process import leave, prepare_process
 from pdjax.serve.app import build_app, protected
 from pdjax.serve.args import ServeArgs
-from pdjax.serve.ending import EndRequest, Failure, Patience, end
+from pdjax.serve.end_request import ALIVE_POLL_S, EndRequest
+from pdjax.serve.ending import Failure, Patience, end
 from pdjax.serve.health import PeerAccess
 from pdjax.serve.loading import Model, load
 from pdjax.serve.log import ServerLog, take_over
@@ -31,7 +32,6 @@ from pdjax.serve.watchdog import Watchdog
 log = logging.getLogger(__name__)
 
 LOADED_POLL_S = 0.2
-ALIVE_POLL_S = 1.0
 
 
 def run_server(args: ServeArgs) -> NoReturn:

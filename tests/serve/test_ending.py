@@ -2,7 +2,6 @@
 
 import io
 import json
-import os
 import subprocess
 import sys
 
@@ -10,14 +9,15 @@ import pytest
 
 from pdjax.engine.bootstrap.server import HTTPBootstrapServer
 from pdjax.serve import ending
-from pdjax.serve.ending import EndRequest, Failure, Patience, end
+from pdjax.serve.end_request import EndRequest
+from pdjax.serve.ending import Failure, Patience, end
 from pdjax.serve.log import ServerLog
 
 WAIT_S = 60.0
 
 SIGNALLED = """
 import os, signal, sys
-from pdjax.serve.ending import EndRequest
+from pdjax.serve.end_request import EndRequest
 request = EndRequest()
 request.listen()
 for step in sys.argv[1:]:
@@ -57,17 +57,12 @@ def test_a_wait_ends_with_the_request_and_a_full_pipe_loses_nothing():
         request.ask("POST /drain")
     request.wait(WAIT_S)
     assert request.asked and not request.urgent
-    closed(request)
-
-
-def closed(request):
-    for fd in (request._read, request._write):
-        os.close(fd)
+    request.close()
 
 
 HOLDS_THE_LOG = """
 import logging, os, signal
-from pdjax.serve.ending import EndRequest
+from pdjax.serve.end_request import EndRequest
 EndRequest().listen()
 logging.basicConfig()
 held = __import__("threading").Lock()
@@ -154,7 +149,7 @@ def ended(
     code = end(node, http, request, failure, ServerLog(text), Patience(within_s, linger_s))
     lines = [json.loads(line) for line in text.getvalue().splitlines()]
     assert [line["event"] for line in lines] == ["draining", *events, "ended"] and not http.alive
-    closed(request)
+    request.close()
     return code, lines[-1], [said for said in node.said if said != "look"]
 
 

@@ -236,3 +236,8 @@ class HTTPBootstrapServer(BaseKVBootstrapServer):
         if not self._started:
             return KVPoll.Bootstrapping
         return KVPoll.WaitingForInput if self._http.alive else KVPoll.Failed
+
+    @property
+    def death(self) -> str:
+        """What its thread has died of, for a log; without an error it has ended by itself."""
+        return repr(self._http.error)
