@@ -8,14 +8,15 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pdjax.campaign import states
 from pdjax.campaign.client import HttpRouter, Record
 from pdjax.campaign.fleet import POLL_S, Fleet
 from pdjax.campaign.logs import Logs
-from pdjax.campaign.matrix import SLACK_S, plan
+from pdjax.campaign.matrix import SETTINGS, SLACK_S, plan
+from pdjax.campaign.plans import FleetPlan
 from pdjax.campaign.reference import Reference
 from pdjax.sim.trace_types import Router as RouterSpec
 
@@ -28,12 +29,22 @@ WAYS: dict[str, tuple[str, tuple[str, ...]]] = {
     "both connections close": ("disconnect", ("prefill", "decode")),
 }
 # The device step that is under way when the abort comes, as states.hold makes it.
+CHUNK_S = 16 * states.PREFILL_PER_TOKEN_S
 STEP_S = {
-    "prefilling": 16 * states.PREFILL_PER_TOKEN_S,  # one chunk
+    "prefilling": CHUNK_S,
     "decoding": states.DECODE_STEP_S,
+    "to recompute": CHUNK_S,  # of the one before it
+    "recomputing": CHUNK_S,
 }
 FIRST_ROOM = 300  # prompts go by their room, and the matrix has the first ones
-GATES = ("gated", "eager")
+# Some states take settings of their own; a fleet for each.
+OTHER_SETTINGS = {
+    "gated": replace(SETTINGS, prefill_gate="gated"),
+    "to recompute": replace(SETTINGS, on_failure="recompute"),
+    "recomputing": replace(SETTINGS, on_failure="recompute"),
+}
+# A state with another request before it → the state in which that is, and its output: both prompts have pages at D.
+BEFORE = {"budget": ("registered", states.OUTPUT_TOKENS), "to recompute": ("recomputing", 1)}
 RID, OTHER = "a", "other"
 END_S = states.REACH_S + 60.0  # of one cell, whose request may go on
 ROUND_TRIP_S = 0.3  # HTTP, side channel, and the look of this harness, on a loaded machine
@@ -64,21 +75,23 @@ ALL = [(state, way) for state in states.QUEUE_OF for way in WAYS if can_be(state
 async def run_aborts(
     cells: Sequence[tuple[str, str]], directory: Path, say: Callable[[str], None]
 ) -> list[Abort]:
-    """cells: (state, way). P's gate is a queue of its own, so that it takes a fleet of its own."""
-    gates = {gate: [cell for cell in cells if (cell[0] == "gated") == (gate == "gated")] for gate in GATES}
+    """cells: (state, way)."""
+    plans: dict[FleetPlan, list[tuple[str, str]]] = {}
+    for cell in cells:
+        plans.setdefault(plan(OTHER_SETTINGS.get(cell[0], SETTINGS)), []).append(cell)
     found: list[Abort] = []
     async with Reference() as reference:
-        for gate, here in gates.items():
-            if here:
-                async with Fleet(plan(gate), directory / gate) as fleet:
-                    found += await abort_each(here, fleet, reference, say)
+        for number, (one, here) in enumerate(plans.items()):
+            async with Fleet(one, directory / str(number)) as fleet:
+                found += await abort_each(here, fleet, reference, say)
+                found[-1].wrong += await fleet.end()
     return found
 
 
 async def abort_each(
     cells: Sequence[tuple[str, str]], fleet: Fleet, reference: Reference, say: Callable[[str], None]
 ) -> list[Abort]:
-    """cells: (state, way), on a fleet of ``matrix.plan`` whose P is gated if they are."""
+    """cells: (state, way), on a fleet of ``matrix.plan`` with the settings that they need."""
     found: list[Abort] = []
     logs = Logs(fleet)
     for number, (state, way) in enumerate(cells):
@@ -91,7 +104,7 @@ async def abort_each(
             await router.close()
         abort.wrong += router.errors
         logs.more()
-        abort.wrong += logs.breaches(before)
+        abort.wrong += logs.breaches(before) + fleet.wrong_ends()
         found.append(abort)
         verdict = "; ".join(abort.wrong) or "as promised"
         say(f"{name_of(state, way)}: {abort.outcome}, free after {abort.free_s:.2f} s: {verdict}")
@@ -106,7 +119,7 @@ def finds_nothing(state: str, way: str) -> bool:
     """P's leg ends when its KV is ready, its hand-off when D has it (protocol §7): an abort at P alone may be late."""
     if WAYS[way][1] != ("prefill",) or states.QUEUE_OF[state][0] != "d0":
         return False
-    return WAYS[way][0] == "disconnect" or state == "decoding"
+    return WAYS[way][0] == "disconnect" or state in ("decoding", *states.LOST)
 
 
 def goes_on(state: str, way: str) -> bool:
@@ -141,8 +154,8 @@ class _Cell:
             self.router.hold_back(late)
         try:
             async with asyncio.timeout(END_S):
-                if self.abort.state == "budget":
-                    await self._use_up_budget(room + 1)
+                if self.abort.state in BEFORE:
+                    await self._post_before(room + 1, *BEFORE[self.abort.state])
                 await self._abort_one(room)
                 await self._let_go()
                 await self._ends()
@@ -158,15 +171,14 @@ class _Cell:
         self.router.let_through()
         await states.let_go(self.fleet)
 
-    async def _post(self, rid: str, room: int) -> Record:
-        prompt = states.prompt(room)
-        return await self.router.post(self.reference, rid, room, ("p0", "d0"), prompt, states.OUTPUT_TOKENS)
+    async def _post(self, rid: str, room: int, n_out: int = states.OUTPUT_TOKENS) -> Record:
+        return await self.router.post(self.reference, rid, room, ("p0", "d0"), states.prompt(room), n_out)
 
-    async def _use_up_budget(self, room: int) -> None:
-        """Another request's KV lies at P and is not pulled; one prompt is more than half of the budget."""
-        other = await self._post(OTHER, room)
-        if not await states.reached(self.fleet, "registered", other.ended.is_set):
-            self.abort.wrong.append("the request before it never was registered")
+    async def _post_before(self, room: int, state: str, n_out: int) -> None:
+        """Another request, whose KV takes all that may wait at P or which D is recomputing."""
+        other = await self._post(OTHER, room, n_out)
+        if not await states.reached(self.fleet, state, other.ended.is_set):
+            self.abort.wrong.append(f"the request before it never was {state}")
         while (await self.fleet.held("p0")).get("requests"):  # its leg at P is over
             await asyncio.sleep(POLL_S)
 
@@ -187,7 +199,7 @@ class _Cell:
         if not goes_on(abort.state, abort.way):
             abort.free_s, left = await _until_free(fleet, before, began_s, bound_s(abort.state) + SLACK_S)
             if left:
-                abort.wrong.append(f"not free {bound_s(abort.state):.2f} s after the abort: {left}")
+                abort.wrong.append(f"not free {abort.free_s:.2f} s after the abort: {left}")
 
     async def _ends(self) -> None:
         """The aborted request as its client sees it, and that the other one, if there is one, has not noticed."""

@@ -35,6 +35,14 @@ def read_whole(status: int, content: bytes) -> Answer:
     return _of_results(body if isinstance(body, list) else [body])
 
 
+def refusal(status: int, content: bytes) -> str:
+    """Why a request was refused, as one of ours says it; "" of a router that says it itself."""
+    try:
+        return read_whole(status, content).reason
+    except (msgspec.MsgspecError, LookupError, TypeError):
+        return ""
+
+
 class Stream:
     """A stream, line by line. sglang's frames are cumulative; an error event is D's answer with its own status."""
 

@@ -10,7 +10,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from pdjax.campaign.fleet import MAX_PEERS, FleetPlan, NodePlan, options
+from pdjax.campaign.plans import MAX_PEERS, FleetPlan, NodePlan, options
 from pdjax.core import wire
 from pdjax.core.settings import PDSettings
 from pdjax.sim.node import NodeSpec

@@ -7,19 +7,21 @@ its process id. Must never leave a process behind, nor touch one that it did not
 from __future__ import annotations
 
 import asyncio
-import itertools
 import os
+import secrets
 import signal
 import sys
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 import httpx
 
+from pdjax.campaign.plans import MAX_PEERS, FleetPlan, NodePlan, role_of
 from pdjax.campaign.remote import Remote
+from pdjax.engine.bootstrap.access import registry_token
 from pdjax.serve.children import Child, ChildError, end_all
 from pdjax.serve.router import free_ports, router_command, router_environ
 
@@ -29,57 +31,13 @@ START_S = 300.0  # a first start compiles
 LISTED_S = 30.0  # an instance that serves has told the registry so
 POLL_S = 0.02
 REGISTRY, ROUTER = "b0", "x0"
-MAX_PEERS = 16  # of a P: bounds the ports that a restart on the same side channel may take
-
-
-def role_of(name: str) -> str:
-    return "prefill" if name.startswith("p") else "decode"
-
-
-@dataclass(frozen=True)
-class NodePlan:
-    """How one instance is started. options: flags of ``pdjax serve`` with their values."""
-
-    name: str
-    options: tuple[str, ...] = ()
-    host: str = "127.0.0.1"
-
-    @property
-    def role(self) -> str:
-        return role_of(self.name)
-
-    @property
-    def model(self) -> str:
-        """Its own, "" for that of the fleet."""
-        return dict(itertools.pairwise(self.options)).get("--model", "")
-
-
-@dataclass(frozen=True)
-class FleetPlan:
-    """What is started once and used for all that has the same plan. bootstrap: flags of ``pdjax bootstrap``.
-
-    router: "mini" or "rust", in front of all instances; "": whoever posts is his own router.
-    """
-
-    model: str
-    nodes: tuple[NodePlan, ...]
-    bootstrap: tuple[str, ...] = ()
-    router: str = ""
-
-    def can_meet(self, name: str) -> bool:
-        """Whether an instance of the other role runs the same model."""
-        (mine,) = (node for node in self.nodes if node.name == name)
-        return any(
-            node.role != mine.role and (node.model or self.model) == (mine.model or self.model)
-            for node in self.nodes
-        )
 
 
 @dataclass
 class Seat:
     """One process of the fleet. lives: how many there were; started_s: how long the newest took to serve.
 
-    leaving: it was told to end, and does so when it is done.
+    leaving: it was told to end, and does so when it is done. struck: this harness has killed it.
     """
 
     name: str
@@ -89,6 +47,7 @@ class Seat:
     remote: Remote | None = None
     stopped: bool = False
     leaving: bool = False
+    struck: bool = False
     lives: int = 0
     started_s: float = 0.0
     output: list[str] = field(default_factory=list)
@@ -96,6 +55,18 @@ class Seat:
     @property
     def alive(self) -> bool:
         return self.child is not None and self.child.alive
+
+    def wrong_end(self) -> str | None:
+        """How its newest life has ended, if it was not to end, or not like that."""
+        if self.child is None or self.child.alive or self.struck:
+            return None
+        code = self.child.process.returncode
+        if not self.leaving:
+            return f"{self.name} has ended by itself, with code {code}"
+        # A router is none of ours: Python's ends by the very signal.
+        return (
+            f"{self.name} was told to end, and did with code {code}" if code and self.name != ROUTER else None
+        )
 
 
 class Fleet:
@@ -109,14 +80,31 @@ class Fleet:
         self.logs = directory / "logs"
         self.seats: dict[str, Seat] = {}
         self.heard = heard or (lambda remote, said: None)
+        self._wrong_ends: list[str] = []  # of lives before the newest
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
         self.http = httpx.AsyncClient(trust_env=False, timeout=30.0, limits=limits)
+        self._secret_file = directory / "secret"
+        self._registry_key: dict[str, str] = {}
         self._environ = {**router_environ("127.0.0.1", dict(os.environ)), "PYTHONUNBUFFERED": "1"}
 
     async def __aenter__(self) -> Fleet:
         self.logs.mkdir(parents=True)
+        if self.plan.secret:
+            secret = secrets.token_hex().encode()
+            self._secret_file.write_bytes(secret + b"\n")
+            self._registry_key = {"authorization": f"Bearer {registry_token(secret)}"}
         self._seat(
-            REGISTRY, [*PROGRAM, "bootstrap", "--host", "127.0.0.1", "--port", "0", *self.plan.bootstrap]
+            REGISTRY,
+            [
+                *PROGRAM,
+                "bootstrap",
+                "--host",
+                "127.0.0.1",
+                "--port",
+                "0",
+                *self._secret,
+                *self.plan.bootstrap,
+            ],
         )
         try:
             await self.start(REGISTRY)
@@ -138,6 +126,10 @@ class Fleet:
     def _seat(self, name: str, command: list[str]) -> None:
         self.seats[name] = Seat(name, command)
 
+    @property
+    def _secret(self) -> list[str]:
+        return ["--disaggregation-secret-file", str(self._secret_file)] if self.plan.secret else []
+
     def _command(self, node: NodePlan) -> list[str]:
         port = self.seats[REGISTRY].url.rpartition(":")[2]
         return [
@@ -145,7 +137,8 @@ class Fleet:
             "--instance-id", node.name, "--disaggregation-mode", node.role,
             "--disaggregation-bootstrap-host", "127.0.0.1", "--disaggregation-bootstrap-port", port,
             "--disaggregation-trace", str(self.logs), "--disaggregation-verify", "all",
-            "--disaggregation-fault-socket", str(self._socket(node.name)), "--drain-linger", "0", *node.options,
+            "--disaggregation-fault-socket", str(self._socket(node.name)), "--drain-linger", "0",
+            *self._secret, *node.options,
         ]  # fmt: skip
 
     def _router_command(self) -> list[str]:
@@ -180,7 +173,9 @@ class Fleet:
         if seat.remote is not None:  # of the life before
             await seat.remote.close()
             seat.remote = None
-        seat.child, seat.leaving = Child(name, seat.command, self._environ, seat.output.append), False
+        self._wrong_ends += [said] if (said := seat.wrong_end()) else []
+        seat.child = Child(name, seat.command, self._environ, seat.output.append)
+        seat.leaving = seat.struck = False
         seat.lives += 1
         while not await self._serves(seat):
             seat.child.check()
@@ -233,7 +228,11 @@ class Fleet:
         """Until the registry shows the newest life of this instance, if there is a registry to show it."""
         deadline = time.monotonic() + LISTED_S
         while self.seats[REGISTRY].alive and not self.seats[REGISTRY].stopped:
-            answer = await self.http.get(f"{self.seats[REGISTRY].url}/list", params={"role": role_of(name)})
+            answer = await self.http.get(
+                f"{self.seats[REGISTRY].url}/list",
+                params={"role": role_of(name)},
+                headers=self._registry_key,
+            )
             if (name, self._newest_life(name)) in [
                 (one["instance_id"], str(one["epoch"])) for one in answer.json()["instances"]
             ]:
@@ -252,6 +251,7 @@ class Fleet:
         if not seat.alive:
             return False
         assert seat.child is not None
+        seat.struck = True
         seat.child.tell(signal.SIGKILL)
         seat.child.join(10.0)
         seat.stopped = False
@@ -284,21 +284,33 @@ class Fleet:
         seat = self.seats[name]
         if seat.alive:
             assert seat.child is not None
+            seat.leaving = True
             seat.child.tell(signal.SIGTERM)
 
-    async def end(self) -> dict[str, int]:
-        """Ask every process to end, the router first, and wait: node → exit code."""
+    def wrong_ends(self) -> list[str]:
+        """Processes that have ended and were not to, or not with that code; each is told once."""
+        now = {seat.name: said for seat in self.seats.values() if (said := seat.wrong_end())}
+        for name in now:
+            self.seats[name].struck = True
+        found, self._wrong_ends = [*self._wrong_ends, *now.values()], []
+        return found
+
+    async def end(self) -> list[str]:
+        """Ask every process to end, the router first, and wait: what ``wrong_ends`` then has to tell."""
         for seat in self.seats.values():
             self.go_on(seat.name)
             if seat.remote is not None:
                 await seat.remote.close()
-        children = {name: seat.child for name, seat in self.seats.items() if seat.child is not None}
-        await asyncio.to_thread(end_all, list(reversed(children.values())))
-        return {name: child.process.returncode for name, child in children.items()}
+            if seat.alive:
+                seat.leaving = True
+        children = [seat.child for seat in self.seats.values() if seat.child is not None]
+        await asyncio.to_thread(end_all, children[::-1])
+        return self.wrong_ends()
 
     async def close(self) -> None:
         await self.end()
         await self.http.aclose()
+        self._secret_file.unlink(missing_ok=True)
 
     # ------------------------------------------------------------ what they hold
 
@@ -362,14 +374,3 @@ def to_its_end(campaign: Coroutine[Any, Any, T]) -> T:
         return asyncio.run(ended_by_signal())
     except asyncio.CancelledError:
         raise SystemExit(128 + signal.SIGTERM) from None
-
-
-def options(flags: Mapping[str, Any]) -> tuple[str, ...]:
-    """Flags of a file as options of a command line."""
-    out: list[str] = []
-    for flag, value in flags.items():
-        if isinstance(value, bool):
-            out += [f"--{flag}"] if value else []
-        else:
-            out += [f"--{flag}", f"{value:g}" if isinstance(value, float) else str(value)]
-    return tuple(out)

@@ -11,7 +11,7 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,9 @@ import httpx
 
 from pdjax.campaign import states
 from pdjax.campaign.express import flags_of
-from pdjax.campaign.fleet import REGISTRY, ROUTER, Fleet, FleetPlan, NodePlan, options
+from pdjax.campaign.fleet import REGISTRY, ROUTER, Fleet
 from pdjax.campaign.logs import Logs
+from pdjax.campaign.plans import FleetPlan, NodePlan, options
 from pdjax.campaign.reference import Reference
 from pdjax.core.log_lines import Line
 from pdjax.core.settings import PDSettings
@@ -41,16 +42,16 @@ SIZES = {
 
 
 def fleet_plan(
-    names: Sequence[str], sizes: Mapping[str, int], router: str = "", gate: str = SETTINGS.prefill_gate
+    names: Sequence[str], sizes: Mapping[str, int], router: str = "", settings: PDSettings = SETTINGS
 ) -> FleetPlan:
-    """Instances of the tiny model with the short timers of ``SETTINGS``, which the registry knows, too."""
-    flags = options({**flags_of(replace(SETTINGS, prefill_gate=gate)), **sizes})
-    ttl = options({"disaggregation-bootstrap-heartbeat-ttl": SETTINGS.heartbeat_ttl_s})
+    """Instances of the tiny model; the registry knows their timers, too."""
+    flags = options({**flags_of(settings), **sizes})
+    ttl = options({"disaggregation-bootstrap-heartbeat-ttl": settings.heartbeat_ttl_s})
     return FleetPlan("tiny", tuple(NodePlan(name, flags) for name in names), ttl, router=router)
 
 
-def plan(gate: str = SETTINGS.prefill_gate) -> FleetPlan:
-    return fleet_plan(("p0", "d0"), SIZES, router="mini", gate=gate)
+def plan(settings: PDSettings = SETTINGS) -> FleetPlan:
+    return fleet_plan(("p0", "d0"), SIZES, router="mini", settings=settings)
 
 
 @dataclass(frozen=True)
@@ -239,7 +240,7 @@ class Matrix:
         cell.known_s = first_failures(self.logs.since(before), struck_s, rid)
         if cell.outcome == "failed":
             cell.wrong += known_late(cell.known_s, said)
-        cell.wrong += self.logs.breaches(before)
+        cell.wrong += self.logs.breaches(before) + self.fleet.wrong_ends()
 
 
 def first_failures(lines: Iterable[Line], struck_s: float, rid: str) -> dict[str, float]:
@@ -284,4 +285,6 @@ async def run_matrix(
     cells: Iterable[tuple[str, str, str]], directory: Path, say: Callable[[str], None], stop_s: float = STOP_S
 ) -> list[Cell]:
     async with Reference() as reference, Fleet(plan(), directory / "matrix") as fleet:
-        return await Matrix(fleet, reference, say, stop_s).run(cells)
+        found = await Matrix(fleet, reference, say, stop_s).run(cells)
+        found[-1].wrong += await fleet.end()
+        return found

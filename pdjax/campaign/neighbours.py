@@ -17,9 +17,10 @@ from typing import Any
 
 from pdjax.campaign import states
 from pdjax.campaign.client import HttpRouter, Record
-from pdjax.campaign.fleet import Fleet, FleetPlan
+from pdjax.campaign.fleet import Fleet
 from pdjax.campaign.logs import Logs
 from pdjax.campaign.matrix import SETTINGS, SLACK_S
+from pdjax.campaign.plans import FleetPlan
 from pdjax.campaign.reference import Reference
 from pdjax.campaign.soak import plan as soak_plan
 from pdjax.sim.trace_types import Router as RouterSpec
@@ -70,7 +71,7 @@ class Crowd:
         if found.ratio > SLOWER:
             found.wrong.append(f"the others are {found.ratio:.2f} times as slow, promised is {SLOWER:g}")
         self.logs.more()
-        found.wrong += self.logs.breaches(before)
+        found.wrong += self.logs.breaches(before) + self.fleet.wrong_ends()
         return found
 
     async def _stopped(
@@ -154,4 +155,5 @@ async def run_neighbours(
             say(
                 f"{victim} stopped: p50 of the others {stopped:.0f} ms, idle {idle:.0f} ms, × {found.ratio:.2f}: {verdict}"
             )
+        results[-1].wrong += await fleet.end()
     return results

@@ -103,7 +103,7 @@ async def replay(
     logs.more()
     report.findings += logs.breaches(before)
     report.findings += broken_properties(logs.decoded, before)
-    report.findings += [f"dead without a step that killed it: {name}" for name in _dead(fleet, trace)]
+    report.findings += fleet.wrong_ends()
     _compare(trace, scenario, simulated, report)
     report.differs += overdue(trace, router.records, slower, scenario.stood_between)
     report.outcomes = {rid: Seen(r.outcome, r.reason, r.status) for rid, r in router.records.items()}
@@ -160,12 +160,6 @@ async def _reset(seat: Seat) -> None:
 
 def _ended_soon(seat: Seat) -> bool:
     return seat.child is not None and seat.child.join(EXTRA_S)
-
-
-def _dead(fleet: Fleet, trace: Trace) -> list[str]:
-    ended = {step.value for step in trace.steps if step.action == "crash"}
-    ended |= {step.value["node"] for step in trace.steps if step.action == "drain"}
-    return [name for name, seat in fleet.seats.items() if not seat.alive and name not in ended]
 
 
 # ---------------------------------------------------------------- the comparison

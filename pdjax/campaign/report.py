@@ -8,7 +8,9 @@ from __future__ import annotations
 import os
 import re
 import statistics
+import subprocess
 from collections.abc import Collection, Iterable, Sequence
+from importlib import metadata
 from pathlib import Path
 
 from pdjax.campaign import states
@@ -20,6 +22,7 @@ from pdjax.campaign.rounds import Round
 from pdjax.campaign.soak import Soak
 
 PAGE = Path("docs") / "faults.md"
+GIT_S = 10.0
 MARKS = re.compile(r"<!-- (\w+): written by .*? -->\n.*?<!-- end -->\n", re.S)
 
 
@@ -44,8 +47,18 @@ def put(page: Path, name: str, lines: Sequence[str]) -> None:
 
 
 def machine() -> str:
-    """Where it ran: cores and load, which decide what its times are worth."""
-    return f"{os.cpu_count()} cores, load {os.getloadavg()[2]:.0f} over the last quarter of an hour"
+    """What ran, and where: cores and load decide what its times are worth."""
+    where = f"{os.cpu_count()} cores, load {os.getloadavg()[2]:.0f} over the last quarter of an hour"
+    return f"version {version()}, {where}"
+
+
+def version() -> str:
+    """The commit in which the page is, without one that of the package."""
+    git = ["git", "-C", str(PAGE.parent), "rev-parse", "--short", "HEAD"]
+    try:
+        return subprocess.run(git, capture_output=True, text=True, check=True, timeout=GIT_S).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return metadata.version("pdjax")
 
 
 def of_files(campaign: Campaign, whole: Iterable[str]) -> list[str]:
@@ -174,6 +187,8 @@ def of_soak(soak: Soak) -> list[str]:
     return [
         f"Seed {soak.seed}, {soak.seconds:g} s ({machine()}): {soak.requests} requests: {outcomes}.",
         f"Faults: {faults}; {soak.lives} lives of processes.",
+        f"Right are {soak.right_share:.0%} of those that neither leave nor abort. At the end more than at the start (threads, open files): "
+        f"{', '.join(f'{name} {threads:+d}, {files:+d}' for name, (threads, files) in soak.more.items())}.",
         "",
         *([f"- {what}" for what in soak.wrong] or ["As promised."]),
     ]

@@ -9,14 +9,15 @@ import asyncio
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pdjax.campaign.client import HttpRouter
 from pdjax.campaign.drawn import prompts, rng_of
-from pdjax.campaign.fleet import Fleet, FleetPlan
+from pdjax.campaign.fleet import Fleet
 from pdjax.campaign.logs import Logs
 from pdjax.campaign.matrix import SETTINGS, SLACK_S, fleet_plan
+from pdjax.campaign.plans import FleetPlan
 from pdjax.campaign.reference import Reference
 from pdjax.sim.router import SIDES
 from pdjax.sim.trace_types import Router as RouterSpec
@@ -78,7 +79,7 @@ class Round:
 
 
 def plan() -> FleetPlan:
-    return fleet_plan(("p0", "d0"), SIZES)
+    return replace(fleet_plan(("p0", "d0"), SIZES), secret=True)
 
 
 async def memory_of(fleet: Fleet, name: str) -> Memory:
@@ -155,7 +156,7 @@ class Rounds:
             await fleet.http.post(f"{fleet.seats[name].url}/flush_cache", params={"timeout": 5})
         one.memory = {name: await memory_of(fleet, name) for name in fleet.instances}
         self.logs.more()
-        one.wrong += self.logs.breaches(before)
+        one.wrong += self.logs.breaches(before) + fleet.wrong_ends()
         return one
 
     async def _one(self, router: HttpRouter, one: Round, slots: asyncio.Semaphore, wish: Wish) -> None:
@@ -210,4 +211,6 @@ async def run_rounds(
     seed: int = 1,
 ) -> list[Round]:
     async with Reference() as reference, Fleet(plan(), directory / "rounds") as fleet:
-        return await Rounds(fleet, reference, seed, requests).run(rounds, say)
+        found = await Rounds(fleet, reference, seed, requests).run(rounds, say)
+        found[-1].wrong += await fleet.end()
+        return found

@@ -13,19 +13,20 @@ import itertools
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 
 from pdjax.campaign import states
-from pdjax.campaign.answers import Answer, read_stream, read_whole
+from pdjax.campaign.answers import Answer, read_stream, read_whole, refusal
 from pdjax.campaign.chaos import Chaos
 from pdjax.campaign.drawn import prompts, rng_of
-from pdjax.campaign.fleet import ROUTER, Fleet, FleetPlan
+from pdjax.campaign.fleet import ROUTER, Fleet
 from pdjax.campaign.logs import Logs
 from pdjax.campaign.matrix import SETTINGS, SLACK_S, fleet_plan
+from pdjax.campaign.plans import FleetPlan
 from pdjax.campaign.reference import Reference
 from pdjax.campaign.rounds import SIZES, Memory, memory_of
 
@@ -36,25 +37,37 @@ CLIENT_S = 180.0  # the request limit of both sides, and what a router's tries a
 PROBES = 20
 MORE_THREADS, MORE_FILES = 12, 24  # than at the start: links to lives of peers that are still remembered
 
-
 LEAST_OK, LEAST_FAULTS, LEAST_KILLS, LEAST_STOPS = 50, 8, 1, 1  # a run with fewer says nothing
+LEAST_RIGHT = (
+    0.4  # of those that ask for nothing else; the rest is refused at once while a router trusts no server
+)
 LONGER_S = 300.0  # the most that a slow machine is given for them, beyond the time asked for
 
 
 @dataclass
 class Soak:
-    """outcomes: one for each client. faults: what was done, and how often. wrong: [] is as promised."""
+    """outcomes: one for each client. faults: what was done, and how often. wrong: [] is as promised.
+
+    more: instance → threads and open files that it has at the end and had not at the start.
+    """
 
     seed: int
     seconds: float
     outcomes: Counter[str] = field(default_factory=Counter)
     faults: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
+    more: dict[str, tuple[int, int]] = field(default_factory=dict)
     lives: int = 0
 
     @property
     def requests(self) -> int:
         return sum(self.outcomes.values())
+
+    @property
+    def right_share(self) -> float:
+        """Of the requests whose clients waited for their end."""
+        waited = self.requests - self.outcomes["left"] - self.outcomes["aborted"]
+        return self.outcomes["ok"] / waited if waited else 0.0
 
     def lacks(self) -> list[str]:
         """What has happened too seldom so far."""
@@ -72,7 +85,7 @@ class Soak:
 
 
 def plan() -> FleetPlan:
-    return fleet_plan(("p0", "p1", "d0", "d1"), SIZES, router="rust")
+    return replace(fleet_plan(("p0", "p1", "d0", "d1"), SIZES, router="rust"), secret=True)
 
 
 class Client:
@@ -121,6 +134,8 @@ class Run:
             await chaos
             self.soak.wrong += self.chaos.errors
             self.soak.wrong += [f"too little to say anything: {what}" for what in self.soak.lacks()]
+            if self.soak.right_share < LEAST_RIGHT:
+                self.soak.wrong.append(f"only {self.soak.right_share:.0%} were right")
             await self._settle(before)
         finally:
             await self._http.aclose()
@@ -173,7 +188,8 @@ class Run:
         except httpx.HTTPError:
             return "the connection broke"
         if answer.status_code != 200:
-            return f"status {answer.status_code}"
+            reason = refusal(answer.status_code, answer.content)
+            return f"status {answer.status_code} ({reason or 'the router says so'})"
         read = read_stream(answer.text) if body["stream"] else read_whole(200, answer.content)
         kind = kind_of(read)
         if kind == "ok" and read.tokens != [right]:
@@ -196,13 +212,15 @@ class Run:
             soak.wrong.append(f"not free {bound_s:g} s after the last request: {left}")
         await asyncio.gather(*(fleet.ready(name) for name in fleet.instances))
         await self._probe()
-        await fleet.until_free(SLACK_S)
+        _, left = await fleet.until_free(bound_s)
+        if left:
+            soak.wrong.append(f"not free {bound_s:g} s after the last probe: {left}")
         for name in fleet.instances:
-            soak.wrong += [
-                f"{name}: {what}" for what in more_than(before[name], await memory_of(fleet, name))
-            ]
+            after = await memory_of(fleet, name)
+            soak.more[name] = (after.threads - before[name].threads, after.files - before[name].files)
+            soak.wrong += [f"{name}: {what}" for what in more_than(before[name], after)]
         self.logs.more()
-        soak.wrong += self.logs.breaches(0)
+        soak.wrong += self.logs.breaches(0) + fleet.wrong_ends()
         soak.lives = sum(seat.lives for seat in fleet.seats.values())
 
     async def _probe(self) -> None:
@@ -234,8 +252,7 @@ async def run_soak(directory: Path, say: Callable[[str], None], seconds: float, 
     soak = Soak(seed, seconds)
     async with Reference() as reference, Fleet(plan(), directory / "soak") as fleet:
         await Run(fleet, reference, soak).go()
-        codes = await fleet.end()
-    soak.wrong += [f"{name} ended with code {code}" for name, code in codes.items() if code]
+        soak.wrong += await fleet.end()
     left = [path.name for path in (directory / "soak").iterdir() if path.name != "logs"]
     soak.wrong += [f"{name} is left behind" for name in left]
     say(f"seed {seed}, {seconds:g} s: {soak.requests} requests {dict(soak.outcomes)}")

@@ -32,7 +32,11 @@ QUEUE_OF: dict[str, tuple[str, str]] = {
     "registered": ("d0", "page_queue"),
     "pulling": ("d0", "in_flight"),
     "decoding": ("d0", "running"),
+    "to recompute": ("d0", "recompute"),
+    "recomputing": ("d0", "prefilling"),
 }
+# With --disaggregation-on-failure recompute, after a hand-off that has failed: P's part in it is over
+LOST = ("to recompute", "recomputing")
 # With both sides in it: a P whose D has said nothing yet has no lease, which begins with the KV (protocol §7)
 BOUND = ("queued", "prefilling")
 # state → the side whose leg has not come yet, which is what the other one waits for
@@ -48,7 +52,7 @@ async def hold(fleet: Fleet, state: str) -> None:
     """Before the request is posted: make it stay in that state once it is there.
 
     Whoever posts it holds back the leg of ``LATE_LEG``; "budget" needs another request of its size before it, whose KV
-    then takes all of P's budget.
+    then takes all of P's budget, and "to recompute" another one that D is recomputing.
     """
     p, d = fleet.remote("p0"), fleet.remote("d0")
     if state == "queued":
@@ -60,6 +64,10 @@ async def hold(fleet: Fleet, state: str) -> None:
     elif state == "pulling":
         slow: Mapping[str, Any] = {"match": {}, "do": "slow", "by": PULL_LATE_MS, "times": None}
         await p.do("rules", messages=[], transfers=[[0, slow]], ms_s=0.001)
+    elif state in LOST:
+        fails: Mapping[str, Any] = {"match": {}, "do": "fail", "times": None}
+        await p.do("rules", messages=[], transfers=[[0, fails]], ms_s=0.001)
+        await d.do("pace", prefill_per_token_s=PREFILL_PER_TOKEN_S, decode_step_s=0.0)
     elif state == "decoding":
         await d.do("pace", prefill_per_token_s=0.0, decode_step_s=DECODE_STEP_S)
 

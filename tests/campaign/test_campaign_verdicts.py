@@ -101,12 +101,13 @@ def test_who_does_not_know_in_time_is_named_with_the_time():
 
 def test_an_abort_at_p_alone_finds_nothing_once_its_leg_is_over():
     nothing = {(state, way) for state, way in ALL if finds_nothing(state, way)}
-    assert {state for state, _ in nothing} == {"registered", "pulling", "decoding"}
+    assert {state for state, _ in nothing} == {"registered", "pulling", "decoding", *states.LOST}
     assert {way for _, way in nothing} == {"abort at P", "P's connection closes"}
     assert {state for state in states.QUEUE_OF if p_has_answered(state)} == {
         "registered",
         "pulling",
         "decoding",
+        *states.LOST,
     }
     assert bound_s("pulling") > bound_s("prefilling") > bound_s("queued")
 
@@ -115,6 +116,7 @@ def test_every_queue_of_both_sides_is_a_state_to_abort_in():
     assert set(states.QUEUE_OF.values()) == {
         *(("p0", queue) for queue in ("gate", "budget_queue", "waiting", "prefilling")),
         *(("d0", queue) for queue in ("bootstrapping", "page_queue", "in_flight", "running")),
+        *(("d0", queue) for queue in ("recompute", "prefilling")),
     }
     assert {state for state, _ in ALL} == set(states.QUEUE_OF)
 
@@ -221,8 +223,9 @@ def test_what_is_wrong_is_shown():
     assert "0.10 | 9.00 **!**" in "\n".join(report.of_aborts(aborts))
     one = Round(Counter(ok=3), Counter(fail=1), Counter(failed=1), {"p0": BASE, "d0": BASE}, ["grew"])
     assert "- round 1: grew" in report.of_rounds([one])
-    soak = Soak(1, 10, Counter(ok=2), Counter({"p killed": 1}), [], 5)
+    soak = Soak(1, 10, Counter(ok=2), Counter({"p killed": 1}), [], {"p0": (1, -2)}, 5)
     assert report.of_soak(soak)[-1] == "As promised." and "2 requests" in report.of_soak(soak)[0]
+    assert "100%" in report.of_soak(soak)[2] and "p0 +1, -2" in report.of_soak(soak)[2]
 
 
 def test_a_neighbour_that_waits_is_seen():
@@ -248,7 +251,7 @@ def test_a_run_of_some_names_the_others():
     aborts = [Abort(*cell) for cell in ALL]
     assert not not_here(report.of_aborts(aborts))
     (said,) = not_here(report.of_aborts(aborts[:-1]))
-    assert said == f"Not in this run: 1 of {len(ALL)} aborts: decoding, both connections close."
+    assert said == f"Not in this run: 1 of {len(ALL)} aborts: recomputing, both connections close."
 
 
 def not_here(lines):

@@ -10,7 +10,7 @@ import pytest
 from pdjax.campaign import express
 from pdjax.campaign.anchors import MILESTONES, anchored, tied
 from pdjax.campaign.client import Record
-from pdjax.campaign.fleet import FleetPlan, NodePlan
+from pdjax.campaign.plans import FleetPlan, NodePlan
 from pdjax.campaign.replay import EXTRA_S, differences, fresh_rooms, overdue, speed_of
 from pdjax.campaign.scenario import Scenario
 from pdjax.core.settings import PDSettings
