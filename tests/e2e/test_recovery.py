@@ -15,14 +15,16 @@ from test_faults import TIMERS, TINY, body, eventually_serves
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
 
 HEARTBEAT_S = 1.0  # as TIMERS say
-LATE_S = 14.0  # what a loaded machine adds: several requests, and a process that has only just started
+LATE_S = 9.0  # what a loaded machine adds: several requests, and a process that has only just started
+# Beyond both: whoever waited for a lease or for a bootstrap timeout would come too late.
+LONG = ["--disaggregation-lease", "12", "--disaggregation-bootstrap-timeout", "14"]
 PAIRS = [(p, d) for p in ("prefill-0", "prefill-1") for d in ("decode-0", "decode-1")]
 
 
 @pytest.fixture(scope="module")
 def four(tmp_path_factory):
     with Deployment(
-        tmp_path_factory.mktemp("recovery"), "tiny", *TINY, *TIMERS, prefill=2, decode=2
+        tmp_path_factory.mktemp("recovery"), "tiny", *TINY, *TIMERS, *LONG, prefill=2, decode=2
     ) as deployment:
         deployment.start()
         eventually_serves(deployment)
