@@ -90,7 +90,7 @@ class PDSettings:
     max_channel_connections: int = setting(
         1024,
         "disaggregation-max-connections",
-        "P: side-channel connections held at once; one beyond is cut",
+        "P: side-channel connections held at once, fewer if ulimit -n is low; one beyond is cut",
     )
     max_rooms: int = setting(
         4096, "disaggregation-max-rooms", "live rooms per process; a leg beyond gets 503"

@@ -18,6 +18,7 @@ import typer
 
 from pdjax.core.errors import ConfigError
 from pdjax.core.kvpoll import KVPoll
+from pdjax.engine.descriptors import raise_descriptor_limit
 from pdjax.serve.args import BootstrapArgs, DoctorArgs, ShowArgs, UpArgs
 from pdjax.serve.bench import BenchArgs, run_bench
 from pdjax.serve.end_request import ALIVE_POLL_S, EndRequest
@@ -63,6 +64,7 @@ def bootstrap(context: typer.Context, **options: Any) -> None:
     args.check()
     from pdjax.engine.bootstrap.server import HTTPBootstrapServer  # FastAPI comes with it
 
+    raise_descriptor_limit()
     request = EndRequest()
     request.listen()
     server = HTTPBootstrapServer(

@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import re
-import resource
 import socket
 import sys
 from collections.abc import Iterable, Mapping
@@ -18,6 +17,7 @@ from typing import Any
 from pdjax.core.errors import ConfigError
 from pdjax.engine.bootstrap.access import base_url
 from pdjax.engine.bootstrap.asking import NoAnswer
+from pdjax.engine.descriptors import descriptor_limit
 from pdjax.engine.jax_transfer.addresses import host_address, numeric_ip
 from pdjax.serve.args import ServeArgs
 from pdjax.serve.doctor import Checks, Finding, ask, client_of, fail, ok, state_of, warn
@@ -191,16 +191,16 @@ def _proxies(args: ServeArgs, environ: Mapping[str, str]) -> Iterable[Finding]:
 
 
 def limits(args: ServeArgs) -> Checks:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = descriptor_limit(raised=True)
     peers = args.settings.max_peers if args.disaggregation_mode != "null" else 0
     strangers = args.settings.max_channel_connections if args.disaggregation_mode == "prefill" else 0
     need = args.max_queue + args.max_running_requests + FDS_OF_A_PEER * peers + strangers + FDS_OF_THE_REST
-    found = f"{soft} of at most {hard}"
-    if soft == resource.RLIM_INFINITY or soft >= need:
+    found = f"{most:.0f} that a server may open"
+    if most >= need:
         yield ok("file descriptors", found)
     else:
         advice = (
-            f"ulimit -n {need}: one for each waiting client, {FDS_OF_A_PEER} for each of {peers} peers"
+            f"ulimit -Hn {need}: one for each waiting client, {FDS_OF_A_PEER} for each of {peers} peers"
             f" and {strangers} for who else may connect to the side channel"
         )
         yield warn("file descriptors", found, advice)

@@ -15,6 +15,7 @@ from typing import NoReturn
 from pdjax.core.errors import ConfigError
 from pdjax.engine.bootstrap.httpd import HttpThread, bind, url_of
 from pdjax.engine.bootstrap.server import HTTPBootstrapServer
+from pdjax.engine.descriptors import raise_descriptor_limit
 from pdjax.engine.jax_transfer.process import leave, prepare_process
 from pdjax.serve.app import build_app, protected
 from pdjax.serve.args import ServeArgs
@@ -45,6 +46,7 @@ def run_server(args: ServeArgs) -> NoReturn:
     if args.otlp_endpoint:
         check_extra()
     prepare_process()
+    raise_descriptor_limit()
     request = EndRequest()
     request.listen()
     try:

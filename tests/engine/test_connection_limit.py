@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import resource
 import socket
 import threading
 import time
@@ -164,6 +165,56 @@ def test_a_number_that_has_become_another_files_is_left_alone(port):
             assert (a.recv(1), b.recv(1)) == (b"y", b"x")
         with socket.create_connection(listener.getsockname()):
             listener.accept()[0].close()
+
+
+@contextlib.contextmanager
+def no_descriptor_left():
+    """This process may open nothing more meanwhile."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    used = max(int(name) for name in os.listdir("/proc/self/fd"))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (used + 2, hard))
+    taken: list[int] = []
+    try:
+        with pytest.raises(OSError, match="Too many open files"):
+            while True:
+                taken.append(os.dup(0))
+        yield
+    finally:
+        for number in taken:
+            os.close(number)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_who_is_beyond_the_limit_is_cut_also_when_no_descriptor_is_left(port):
+    port.strange(1)
+    limit = port.p._limit
+    deadline = time.monotonic() + BOUND_S
+    while not limit._held:
+        assert time.monotonic() < deadline
+        port.p.wait(0.01)
+    with no_descriptor_left():
+        limit._refuse(*limit._held)
+    assert is_cut(port.strangers[0])
+
+
+def test_a_process_that_may_open_few_files_holds_fewer_connections_and_says_so(monkeypatch, caplog):
+    """Else the limit would never be reached, and strangers who say nothing take every descriptor."""
+    monkeypatch.setattr(channel_module, "HANDSHAKE_MS", 1000 * int(10 * BOUND_S))
+    monkeypatch.setattr(resource, "getrlimit", lambda what: (100, 4096))
+    share = 34  # half of 100 less the 32 that are spare
+    with caplog.at_level(logging.WARNING, connection_limit.__name__):
+        port = Port(max_connections=1024)
+    try:
+        assert f"at most {share} connections" in caplog.text and "ulimit -n" in caplog.text
+        port.strange(share + 5)
+        port.refused(5)
+        assert is_cut(port.strangers[-1]) and port.p.counters.connections_refused == 5
+    finally:
+        port.close()
+    caplog.clear()
+    monkeypatch.undo()
+    Port().close()
+    assert not caplog.records
 
 
 def threads() -> list[str]:

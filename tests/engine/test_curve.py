@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import socket
 import threading
 import time
+from functools import partial
 
 import pytest
 import zmq
 
 from pdjax.core.settings import PDSettings
+from pdjax.engine.bootstrap.reach import Reach
 from pdjax.engine.jax_transfer.channel import ZmqSideChannel
 from pdjax.engine.ports import FrameIn
 
@@ -84,6 +87,18 @@ def test_a_stranger_who_offers_no_key_is_closed_and_counted(made):
             while stranger.recv(4096):
                 pass
         until(p, lambda _: p.counters.handshakes_refused == 1)
+
+
+def test_another_secret_is_counted_and_a_look_whether_p_is_there_is_none(made):
+    """An operator finds a wrong secret by the counter, though each D looks beside each of its heartbeats."""
+    p = p_with(made, SECRET)
+    for looks in range(1, 4):
+        assert asyncio.run(Reach(partial(asyncio.sleep, 0, [p.address])).look())
+        until(p, lambda _, looks=looks: p.counters.handshakes_unfinished == looks)
+    assert p.counters.handshakes_refused == 0
+    d_with(made, OTHER).send(p.address, b"there")
+    until(p, lambda _: p.counters.handshakes_refused)
+    assert p.counters.handshakes_unfinished == 3
 
 
 def test_without_a_secret_a_message_of_many_parts_is_read_to_its_end_and_dropped(made):

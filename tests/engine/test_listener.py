@@ -14,6 +14,7 @@ from test_access import answers, certificate, start, until
 
 from pdjax.engine.bootstrap import listener
 from pdjax.engine.bootstrap.httpd import Door
+from pdjax.engine.descriptors import SPARE_DESCRIPTORS
 from pdjax.serve.ready import parse_ready
 
 __all__ = ["certificate", "start"]
@@ -72,7 +73,7 @@ def test_the_limit_of_a_plain_port_is_exact_at_once(start):
 
 def test_a_process_short_of_descriptors_refuses_and_keeps_its_last(start, monkeypatch):
     server = start()
-    monkeypatch.setattr(listener, "_usable_descriptors", lambda: 0)
+    monkeypatch.setattr(listener, "usable_descriptors", lambda: 0)
     assert answers(server) == 503
     monkeypatch.undo()
     assert answers(server) == 200
@@ -116,7 +117,7 @@ def test_a_flood_never_takes_the_last_descriptors_of_a_registry(certificate, tls
                 else:
                     assert late.recv(12) == b"HTTP/1.1 503"
             taken = len(os.listdir(f"/proc/{process.pid}/fd"))
-            assert taken <= few - listener.SPARE_DESCRIPTORS + 1
+            assert taken <= few - SPARE_DESCRIPTORS + 1
         until(lambda: len(os.listdir(f"/proc/{process.pid}/fd")) < few // 2, "their descriptors")
         if tls:
             assert over_tls(url, certificate[0]) == 200

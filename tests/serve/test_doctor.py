@@ -167,13 +167,13 @@ def test_a_secret_that_others_can_read_is_told(tmp_path):
 
 def test_few_file_descriptors_are_told(monkeypatch):
     args = ServeArgs("m", disaggregation_mode="decode")
-    monkeypatch.setattr(resource, "getrlimit", lambda what: (1024, 4096))
+    monkeypatch.setattr(resource, "getrlimit", lambda what: (256, 1024))
     (found,) = doctor_local.limits(args)
-    assert found.status == "warn" and "ulimit -n" in found.advice
+    assert found.status == "warn" and "1024" in found.found and "ulimit -Hn" in found.advice
     (of_p,) = doctor_local.limits(dataclasses.replace(args, disaggregation_mode="prefill"))
-    needs = [int(re.search(r"ulimit -n (\d+)", told.advice)[1]) for told in (found, of_p)]
+    needs = [int(re.search(r"ulimit -Hn (\d+)", told.advice)[1]) for told in (found, of_p)]
     assert needs[1] == needs[0] + PDSettings().max_channel_connections
-    monkeypatch.setattr(resource, "getrlimit", lambda what: (65536, 65536))
+    monkeypatch.setattr(resource, "getrlimit", lambda what: (1024, 65536))  # serve raises the first
     assert next(iter(doctor_local.limits(args))).status == "ok"
 
 

@@ -8,7 +8,7 @@ import pytest
 WAIT_S = 60.0
 # The signal comes in the middle of the wait, where an event would hold its lock.
 DURING_A_WAIT = """
-import os, signal, sys, threading
+import os, resource, signal, sys, threading
 from pdjax.serve import cli, demo, local
 from pdjax.serve.end_request import EndRequest
 
@@ -28,11 +28,14 @@ def starts(fleet):
     fleet._await("nothing", lambda: False)
 
 command, *options = sys.argv[1:]
+FEW = 256
+resource.setrlimit(resource.RLIMIT_NOFILE, (FEW, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 cli.print_ready = serves
 local.Fleet.start = starts
 code = demo.main(options) if command == "demo" else cli.run([command, *options])
 sys.setprofile(None)
 assert sent
+assert (resource.getrlimit(resource.RLIMIT_NOFILE)[0] > FEW) == (command == "bootstrap"), "of its own servers only"
 sys.exit(code)
 """
 

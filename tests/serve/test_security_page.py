@@ -7,7 +7,8 @@ import pytest
 
 from pdjax.core import wire
 from pdjax.core.settings import PDSettings
-from pdjax.engine.bootstrap import asking, client, connections, httpd, listener, registry, server
+from pdjax.engine import descriptors
+from pdjax.engine.bootstrap import asking, client, connections, httpd, registry, server
 from pdjax.engine.jax_transfer import channel
 from pdjax.serve.app import OPEN_PATHS
 from pdjax.serve.args import ServeArgs
@@ -22,7 +23,7 @@ SETTINGS, HTTP = PDSettings(), HttpLimits()
     "stated",
     [
         f"`--max-connections` {connections.MAX_CONNECTIONS}",
-        f"`ulimit -n` less {listener.SPARE_DESCRIPTORS} |",
+        f"`ulimit -n` less {descriptors.SPARE_DESCRIPTORS} |",
         f"| time for a TLS handshake | {connections.HEAD_TIMEOUT_S:g} s |",
         f"| time to say what it wants, after that | {connections.HEAD_TIMEOUT_S:g} s |",
         f"| time to send a body | {httpd.BODY_TIMEOUT_S:g} s |",
@@ -34,6 +35,8 @@ SETTINGS, HTTP = PDSettings(), HttpLimits()
         f"| {asking.MAX_ANSWER_BYTES} bytes; {client.CALL_TIMEOUT_S:g} s from the call",
         f"| {client.MAX_REGISTRIES}, and {client.MAX_KNOWN_BYTES} bytes of their answers",
         f"`--disaggregation-max-connections` {SETTINGS.max_channel_connections}",
+        f"at most {descriptors.SIDE_CHANNEL_SHARE:.0%} of `ulimit -n` less {descriptors.SPARE_DESCRIPTORS}",
+        f"up to {descriptors.WANTED_DESCRIPTORS}",
         f"`--disaggregation-max-frame` {SETTINGS.max_frame_bytes}",
         f"| messages of a frame | {wire.MAX_FRAME_MESSAGES} |",
         f"| time for a ZMQ handshake | {channel.HANDSHAKE_MS // 1000} s |",

@@ -9,16 +9,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import resource
 import socket
 import weakref
 from collections import Counter
 from typing import Any
 
+from pdjax.engine.descriptors import usable_descriptors
+
 FULL = b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
-# Of the process, for what is no HTTP connection: files, the side channel, transfers. The kernel gives the lowest free
-# number, so a connection's own number says how many are taken.
-SPARE_DESCRIPTORS = 32
 _NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 
 
@@ -76,7 +74,7 @@ class BoundedListener(socket.socket):
                 raise
             self._refuse_without_descriptors()
             raise ConnectionAbortedError from None
-        if len(self._held) >= self._max_connections or plain.fileno() >= _usable_descriptors():
+        if len(self._held) >= self._max_connections or plain.fileno() >= usable_descriptors():
             self._refuse(plain)
             raise ConnectionAbortedError
         connection = Connection(plain.family, plain.type, plain.proto, fileno=plain.detach())
@@ -117,8 +115,3 @@ class BoundedListener(socket.socket):
             self._refuse(super().accept()[0])
         finally:
             self._spare = socket.socket()
-
-
-def _usable_descriptors() -> float:
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return float("inf") if soft == resource.RLIM_INFINITY else soft - SPARE_DESCRIPTORS

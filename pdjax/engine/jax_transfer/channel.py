@@ -56,10 +56,11 @@ _MONITORED = (
 
 @dataclass
 class ChannelCounters:
-    """Frames, but for the last five. Every dropped frame is in exactly one ``dropped_`` field.
+    """Frames, but for the last six. Every dropped frame is in exactly one ``dropped_`` field.
 
     refused: connects that P's machine refused. connections_refused: that this P cut (``ConnectionLimit``).
-    handshakes_refused: connections that ended before they could say anything, as all do that lack the secret (``curve``).
+    handshakes_refused: connections that this P ended before they could say anything, as it does with another secret
+    (``curve``). handshakes_unfinished: those that ended so by themselves or said nothing in time.
     """
 
     sent: int = 0
@@ -73,6 +74,7 @@ class ChannelCounters:
     recycled: int = 0
     connections_refused: int = 0
     handshakes_refused: int = 0
+    handshakes_unfinished: int = 0
     peers: int = 0
 
     def as_dict(self) -> dict[str, int]:
@@ -187,9 +189,7 @@ class ZmqSideChannel(SideChannel):
         # No ROUTER_HANDOVER: whoever claims the routing id of a living connection is not listened to. A D whose
         # connection died unseen comes back under a new one, and PeerBook follows its newest frame.
         curve.guard_listener(router, self._secret)
-        limit = self._limit = ConnectionLimit(
-            self._context, router, self._max_connections, self._count_refused, self._count_handshake
-        )
+        limit = self._limit = ConnectionLimit(self._context, router, self._max_connections, self.counters)
         try:
             router.bind(f"tcp://{addresses.join(where.bind, port)}")
         except zmq.ZMQError as e:
@@ -199,12 +199,6 @@ class ZmqSideChannel(SideChannel):
         self._address = addresses.join(where.advertise, bound)
         limit.watch(bound)
         self._poller.register(router, zmq.POLLIN)
-
-    def _count_refused(self) -> None:
-        self.counters.connections_refused += 1  # nobody else writes this one
-
-    def _count_handshake(self) -> None:
-        self.counters.handshakes_refused += 1  # nor this one
 
     def _connect(self, address: str) -> _Dealer:
         ip, port = addresses.split(address)
