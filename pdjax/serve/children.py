@@ -70,11 +70,18 @@ class Child:
 
     @property
     def alive(self) -> bool:
-        return self.process.poll() is None
+        return self._ended() is None
+
+    def _ended(self) -> int | None:
+        """Its exit code. Once that has been read its number may become another's, so nobody is to end it any more."""
+        code = self.process.poll()
+        if code is not None:
+            _guardian.forget(self.process.pid)
+        return code
 
     def check(self) -> None:
         """Raises ChildError when the process has ended."""
-        code = self.process.poll()
+        code = self._ended()
         if code is not None:
             how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
             raise ChildError(f"{self.name} {how}", code=2 if code == 2 else 1)
@@ -90,7 +97,7 @@ class Child:
             self.process.wait(max(wait_s, 0.0))
         except subprocess.TimeoutExpired:
             return False
-        _guardian.forget(self.process.pid)
+        self._ended()
         for reader in self._readers:
             reader.join(1.0)
         return True

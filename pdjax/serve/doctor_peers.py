@@ -67,7 +67,7 @@ def registry(args: ServeArgs, model_known: bool) -> Checks:
         if args.with_bootstrap:
             yield ok("registry", "will run inside this process")
         else:
-            advice = "give --disaggregation-bootstrap-host, so that this server is listed and can be ready"
+            advice = "give --disaggregation-bootstrap-host, so that this server is listed, and ready only with a peer"
             yield warn("registry", "not configured: each request's own is asked", advice)
         return
     base = args.registry_url

@@ -373,7 +373,7 @@ class Node:
         if not self._loaded.is_set() or self._dead is not None or self.draining:
             return False
         if self.registry is None or not self.args.bootstrap_host:
-            return True
+            return True  # no pair; or D's requests say which registry knows their P, and none is known before
         member = self.registry.membership
         return bool(member.compatible) and (self.role == "prefill" or member.reachable is True)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from pdjax.serve import children
 from pdjax.serve.children import Child, ChildError, end_all
 from pdjax.serve.guardian import Guardian
 from pdjax.serve.ready import parse_ready, print_ready
@@ -156,6 +157,28 @@ def parent_of(entry):
         return int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1])
     except (FileNotFoundError, ProcessLookupError):
         return None
+
+
+def looks(child):
+    while child.alive:
+        time.sleep(0.01)
+
+
+def checks(child):
+    with pytest.raises(ChildError, match="ended with code 0"):
+        while True:
+            child.check()
+            time.sleep(0.01)
+
+
+@pytest.mark.parametrize("notices", [looks, checks, lambda child: child.join(WAIT_S)])
+def test_whoever_notices_a_childs_end_has_its_number_forgotten(notices):
+    """It may be another process's by the time the guardian ends what is left."""
+    child, _ = start("pass")
+    assert child.process.pid in children._guardian._groups
+    notices(child)
+    assert child.process.pid not in children._guardian._groups
+    assert child.join(WAIT_S)
 
 
 def test_a_guardian_that_was_killed_is_replaced_with_all_that_it_watched(monkeypatch):

@@ -13,8 +13,10 @@ from pdjax.core.wire import MAX_TOP_LOGPROBS
 from pdjax.engine.bootstrap.httpd import KEEP_ALIVE_S
 from pdjax.engine.bootstrap.registry import MAX_ENTRIES
 from pdjax.sched.request import Finish, Output
+from pdjax.serve import guardian
 from pdjax.serve.app import DEBUG_ROOMS
-from pdjax.serve.args import BootstrapArgs, ServeArgs, UpArgs
+from pdjax.serve.args import BootstrapArgs, DoctorArgs, ServeArgs, ShowArgs, UpArgs
+from pdjax.serve.bench import BenchArgs
 from pdjax.serve.children import END_WAIT_S
 from pdjax.serve.limits import HttpLimits
 from pdjax.serve.logprobs import read_wanted
@@ -48,6 +50,28 @@ def test_the_page_lists_no_other_flag():
     assert listed == {flag for flag, _, _ in flags()}
 
 
+OF_THE_ROUTER = {
+    "disable-circuit-breaker",
+    "health-check-interval-secs",
+    "pd-disaggregation",
+    "request-timeout-secs",
+}
+OF_THE_ROUTER |= {"prometheus-host", "prometheus-port"}
+OF_SIM = {"complete"}
+
+
+@pytest.mark.parametrize("page", ["operations", "security", "api"])
+def test_a_page_names_no_flag_that_is_not_there(page):
+    """Anywhere: in a sentence, a cell, a command line."""
+    known = {flag for flag, _, _ in flags()} | OF_THE_ROUTER | OF_SIM
+    for cls in (BenchArgs, DoctorArgs, ShowArgs):
+        known |= {field.metadata["flag"] for field in dataclasses.fields(cls) if "flag" in field.metadata}
+    named = set(
+        re.findall(r"(?<![\w-])--(?!no-…)([a-z][a-z0-9-]*[a-z0-9])", (PAGE.parent / f"{page}.md").read_text())
+    )
+    assert named - known == set()
+
+
 def test_the_page_says_how_a_variable_is_named():
     assert f"`{variable('disaggregation-lease')}`" in PAGE.read_text()
 
@@ -57,6 +81,7 @@ def test_the_page_says_how_a_variable_is_named():
     [
         ("operations", f"({DEBUG_ROOMS} rooms unless `?limit=`"),
         ("operations", f"`pdjax up` gives its servers {END_WAIT_S:g} s"),
+        ("operations", f"kills what is left after {guardian.END_WAIT_S:g} s"),
         ("operations", f"tokens per second over the last {WINDOW_S} s"),
         ("routers", f"Ours are held open for {KEEP_ALIVE_S} s"),
         ("performance", f"Its limit is {MAX_ENTRIES:,} instances"),

@@ -1,5 +1,6 @@
 """One node's own numbers, on the tiny model and without its threads."""
 
+import dataclasses
 import threading
 from types import SimpleNamespace
 
@@ -142,3 +143,28 @@ def test_a_registry_client_that_died_is_a_failure_of_the_node(node, monkeypatch)
     assert node.failed() == "the heartbeats have died"
     monkeypatch.setattr(node, "registry", SimpleNamespace(failed=lambda: None))
     assert node.failed() is None
+
+
+@pytest.mark.parametrize(
+    ("host", "role", "compatible", "reachable", "ready"),
+    [
+        ("", "decode", None, None, True),
+        ("h", "decode", 0, None, False),
+        ("h", "decode", 1, None, False),
+        ("h", "decode", 1, True, True),
+        ("h", "prefill", 0, None, False),
+        ("h", "prefill", 1, None, True),
+    ],
+)
+def test_ready_means_a_peer_where_a_registry_could_know_one(
+    node, monkeypatch, host, role, compatible, reachable, ready
+):
+    """A D without one learns from each request which registry knows its P."""
+    member = SimpleNamespace(compatible=compatible, reachable=reachable)
+    monkeypatch.setattr(node, "registry", SimpleNamespace(membership=member))
+    monkeypatch.setattr(node, "args", dataclasses.replace(node.args, bootstrap_host=host))
+    monkeypatch.setattr(node, "role", role)
+    monkeypatch.setattr(node, "draining", False)
+    monkeypatch.setattr(node, "_dead", None)
+    monkeypatch.setattr(node, "_loaded", SimpleNamespace(is_set=lambda: True))
+    assert node.ready() is ready

@@ -28,6 +28,9 @@ SETTINGS, HTTP = PDSettings(), HttpLimits()
         f"| time to say what it wants, after that | {connections.HEAD_TIMEOUT_S:g} s |",
         f"| time to send a body | {httpd.BODY_TIMEOUT_S:g} s |",
         f"`max_body_bytes` {HTTP.max_body_bytes}; {server.MAX_BODY_BYTES} at the registry",
+        f"{connections.MAX_CONNECTIONS} × {HTTP.max_body_bytes >> 20} MiB by default,"
+        f" {connections.MAX_CONNECTIONS * HTTP.max_body_bytes >> 30} GiB",
+        f"is {connections.MAX_CONNECTIONS * server.MAX_BODY_BYTES >> 20} MiB",
         f"`max_batch` {HTTP.max_batch}",
         f"`--max-queue` {ServeArgs.max_queue}",
         f"`--disaggregation-max-rooms` {SETTINGS.max_rooms}",
