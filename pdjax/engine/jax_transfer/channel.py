@@ -27,6 +27,7 @@ from pdjax.core.errors import ConfigError
 from pdjax.core.settings import PDSettings
 from pdjax.engine.jax_transfer import addresses, curve
 from pdjax.engine.jax_transfer.connection_limit import ConnectionLimit
+from pdjax.engine.jax_transfer.stalls import Stalls
 from pdjax.engine.ports import ChannelEvent, FrameIn, Refused, SideChannel
 
 QUEUE_FRAMES = 256  # ZMQ high-water mark, each way, each peer: bounds what a peer that does not read can cost
@@ -114,6 +115,7 @@ class ZmqSideChannel(SideChannel):
         self._max_frame_bytes = settings.max_frame_bytes
         self._max_peers = settings.max_peers
         self._clock = clock
+        self._stalls = Stalls(clock)
         self._router: zmq.Socket[bytes] | None = None
         self._address: str | None = None
         self._dealers: dict[str, _Dealer] = {}
@@ -297,6 +299,7 @@ class ZmqSideChannel(SideChannel):
         events: list[ChannelEvent] = []
         if self._closed:
             return events
+        self._stalls.settle()
         # One look at all sockets: a receive that finds nothing raises, which costs four times as much for each of the
         # two sockets of every P, and most of them have nothing to say (docs/performance.md).
         ready = dict(self._poller.poll(0))
@@ -380,6 +383,7 @@ class ZmqSideChannel(SideChannel):
         """Sleep until a frame, a refusal or a ``wake``; at most timeout_s."""
         if self._closed:
             return
+        self._stalls.expect(timeout_s)
         ready = dict(self._poller.poll(max(0, math.ceil(timeout_s * 1000))))
         if self._wake_read in ready:
             with contextlib.suppress(BlockingIOError):
