@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+MAX_LINE_CHARS = 2000  # of an error, before what cannot be printed is written out
 CLIENT_LEFT = 499  # the status of a leg whose request was aborted at the other half
 
 
@@ -31,7 +32,9 @@ class ConfigError(Exception):
 
 
 def plain(text: str) -> str:
-    """On one line of a terminal, and nothing that it obeys: what it quotes may be a stranger's."""
+    """On one line of a terminal, no endless one, and nothing that it obeys: what it quotes may be a stranger's."""
+    if len(text) > MAX_LINE_CHARS:
+        text = f"{text[:MAX_LINE_CHARS]} …"
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

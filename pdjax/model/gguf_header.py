@@ -7,6 +7,7 @@ tensor's content.
 
 from __future__ import annotations
 
+import itertools
 import math
 import mmap
 import struct
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pdjax.core.errors import ConfigError
+from pdjax.model.gguf_fields import wrong_field
 
 if TYPE_CHECKING:
     from gguf.constants import GGMLQuantizationType
@@ -80,6 +82,8 @@ class _Walk:
         fields: dict[str, Any] = {}
         for _ in range(n_fields):
             name = self._string()
+            if name in fields:
+                raise self._broken(f"{name!r} is stated twice")
             fields[name] = self._value(self._number("I"), nested=False)
         stated = [self._tensor() for _ in range(n_tensors)]
         alignment = fields.get("general.alignment", ALIGNMENT)
@@ -87,8 +91,10 @@ class _Walk:
             raise self._broken(f"alignment {alignment!r}")
         start = -(-self._at // alignment) * alignment
         tensors = tuple(self._placed(start, *tensor) for tensor in stated)
-        if len({tensor.name for tensor in tensors}) != len(tensors):
-            raise self._broken("a tensor is listed twice")
+        self._check_apart(tensors)
+        wrong = wrong_field(fields)
+        if wrong:
+            raise self._broken(wrong)
         return GgufHeader(fields, tensors)
 
     # ------------------------------------------------------------ pieces
@@ -155,6 +161,14 @@ class _Walk:
         if tensor.start + tensor.n_bytes > len(self._data):
             raise self._broken(f"tensor {name!r} ends behind the end of the file")
         return tensor
+
+    def _check_apart(self, tensors: tuple[TensorInfo, ...]) -> None:
+        """No two of one name or with common bytes: a small file of many layers over one tensor would fill the memory."""
+        if len({tensor.name for tensor in tensors}) != len(tensors):
+            raise self._broken("a tensor is listed twice")
+        for before, after in itertools.pairwise(sorted(tensors, key=lambda tensor: tensor.start)):
+            if before.start + before.n_bytes > after.start:
+                raise self._broken(f"tensors {before.name!r} and {after.name!r} overlap")
 
     def _broken(self, what: str) -> ConfigError:
         return ConfigError(f"{self._path} cannot be read as GGUF: {what}; fetch the file again")

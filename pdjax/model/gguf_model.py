@@ -102,15 +102,15 @@ def special_id(fields: dict[str, Any], name: str) -> int | None:
     return fields.get(f"tokenizer.ggml.{key}_token_id")
 
 
-def hf_name(name: str) -> str:
-    """The Hugging Face name of a GGUF tensor. Raises ConfigError when it has none."""
+def hf_name(name: str, path: Path) -> str:
+    """The Hugging Face name of a tensor of the file ``path``. Raises ConfigError when it has none."""
     stem, _, kind = name.rpartition(".")
     if stem in TOP:
         return f"{TOP[stem]}.{kind}"
     block = re.fullmatch(r"blk\.(\d+)\.(\w+)", stem)
     if block and block[2] in BLOCK:
         return f"model.layers.{block[1]}.{BLOCK[block[2]]}.{kind}"
-    raise ConfigError(f"GGUF tensor {name!r} has no place in a model of this kind")
+    raise ConfigError(f"{path}: GGUF tensor {name!r} has no place in a model of this kind")
 
 
 def unpermute(weight: np.ndarray, n_heads: int) -> np.ndarray:
@@ -127,14 +127,14 @@ def gguf_tensors(
 
     wanted: name → shape. Raises ConfigError before the first one if the file has others, or types that cannot be read.
     """
-    named = {hf_name(t.name): t for t in header.tensors if t.name != ROPE_FACTORS}
+    named = {hf_name(t.name, path): t for t in header.tensors if t.name != ROPE_FACTORS}
     different = sorted(wanted.items() ^ {(name, tensor.shape) for name, tensor in named.items()})
     if different:
         raise ConfigError(f"{path} has not the tensors of its own configuration: {different[:4]}")
     permuted = {"q_proj": cfg.n_heads, "k_proj": cfg.kv_heads} if cfg.model_type == "llama" else {}
     content = np.memmap(path, np.uint8, mode="r")
     for name, tensor in named.items():
-        value = _dequantized(content, tensor)
+        value = _dequantized(content, tensor, path)
         heads = permuted.get(name.split(".")[-2])
         yield name, unpermute(value, heads) if heads and value.ndim == 2 else value
 
@@ -144,21 +144,26 @@ def with_rope_factors(header: GgufHeader, cfg: ModelConfig, path: Path) -> Model
     found = next((tensor for tensor in header.tensors if tensor.name == ROPE_FACTORS), None)
     if found is None:
         return cfg
-    factors = _dequantized(np.memmap(path, np.uint8, mode="r"), found)
-    if factors.shape != (cfg.head_dim // 2,) or not (factors > 0).all():
-        raise ConfigError(f"{path}: {ROPE_FACTORS} must hold {cfg.head_dim // 2} positive factors")
+    wrong = ConfigError(f"{path}: {ROPE_FACTORS} must hold {cfg.head_dim // 2} positive factors")
+    if found.shape != (cfg.head_dim // 2,):
+        raise wrong
+    factors = _dequantized(np.memmap(path, np.uint8, mode="r"), found, path)
+    if not (np.isfinite(factors) & (factors > 0)).all():
+        raise wrong
     if (factors == 1).all():
         return cfg
     return replace(cfg, rope=Rope(theta=cfg.rope.theta, kind="factors", factors=tuple(factors.tolist())))
 
 
-def _dequantized(content: np.ndarray, tensor: TensorInfo) -> np.ndarray:
+def _dequantized(content: np.ndarray, tensor: TensorInfo, path: Path) -> np.ndarray:
     from gguf.quants import dequantize  # a slow import that only such a file needs
 
     raw = np.ascontiguousarray(content[tensor.start : tensor.start + tensor.n_bytes])
     try:
-        value = dequantize(raw.reshape(tensor.byte_shape), tensor.kind)
+        with np.errstate(all="ignore"):  # a block's scale may be no number: the file's own affair
+            value = dequantize(raw.reshape(tensor.byte_shape), tensor.kind)
     except NotImplementedError:
-        message = f"tensor {tensor.name!r} is of type {tensor.kind.name}, which cannot be read: use another quantisation"
-        raise ConfigError(message) from None
+        raise ConfigError(
+            f"{path}: tensor {tensor.name!r} is of type {tensor.kind.name}, which cannot be read: use another quantisation"
+        ) from None
     return np.asarray(value, np.float32).reshape(tensor.shape)

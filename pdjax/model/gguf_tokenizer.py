@@ -81,11 +81,16 @@ def make_tokenizer(fields: dict[str, Any], path: Path) -> Tokenizer:
         add([AddedToken(token, special=special, normalized=False) for token in named])
     bos = special_id(fields, "bos")
     if fields.get("tokenizer.ggml.add_bos_token"):
-        if bos is None or not 0 <= bos < len(tokens):
-            raise ConfigError(f"{path}: a text is to begin with token {bos}, which the file does not have")
-        tokenizer.post_processor = processors.TemplateProcessing(
-            single=f"{tokens[bos]} $A", special_tokens=[(tokens[bos], bos)]
-        )
+        if bos is None:
+            raise ConfigError(f"{path}: a text is to begin with a token, which the file does not name")
+        try:
+            tokenizer.post_processor = processors.TemplateProcessing(
+                single=f"{tokens[bos]} $A", special_tokens=[(tokens[bos], bos)]
+            )
+        except ValueError as error:  # the library's templates have marks of their own
+            raise ConfigError(
+                f"{path}: a text cannot begin with the token {tokens[bos]!r}: {error}"
+            ) from None
     return tokenizer
 
 

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from jinja2 import TemplateError
+from jinja2 import TemplateError, pass_context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer as HFTokenizer
 
@@ -218,10 +218,19 @@ def _compile(text: str | None, directory: Path) -> Any:
     def refuse(message: str) -> None:
         raise TemplateError(message)
 
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    # Nothing is computed while it is compiled: a constant such as 'a' * 10**10 would take all memory at the start.
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, optimized=False, finalize=_as_it_is
+    )
     environment.globals["raise_exception"] = refuse
     environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
     try:
         return environment.from_string(text)
-    except TemplateError as error:
+    except (TemplateError, SyntaxError, RecursionError, ValueError) as error:
         raise ConfigError(f"{directory}: the chat template is not valid: {error}") from None
+
+
+@pass_context
+def _as_it_is(context: Any, value: Any) -> Any:
+    """Of what a template writes; since it takes a context, Jinja cannot call it for constants at compile time."""
+    return value

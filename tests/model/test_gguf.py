@@ -196,8 +196,8 @@ def test_a_quantisation_that_the_library_cannot_read_is_named(
 
 
 def test_names(tmp_path: Path) -> None:
-    assert hf_name("output.weight") == "lm_head.weight"
-    assert hf_name("blk.12.attn_output.weight") == "model.layers.12.self_attn.o_proj.weight"
+    assert hf_name("output.weight", tmp_path) == "lm_head.weight"
+    assert hf_name("blk.12.attn_output.weight", tmp_path) == "model.layers.12.self_attn.o_proj.weight"
     path = tmp_path / "m.gguf"
     path.write_bytes(b"")
     assert resolve_model(path) == path
