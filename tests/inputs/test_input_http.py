@@ -134,12 +134,13 @@ BODY = st.one_of(st.binary(max_size=200), st.lists(PIECE, max_size=12).map(b"".j
 
 @given(head=HEAD, body=BODY, lie=st.integers(-3, 3), noise=st.one_of(st.just(b""), st.binary(max_size=80)))
 @tries(50)
-def test_raw_bytes_at_both_ports(before, server, registry, head, body, lie, noise):
-    """The stated length may be wrong and the head broken: an answer of ours or an end, and others are served."""
+def test_raw_bytes_at_both_ports(before, server, registry, caplog, head, body, lie, noise):
+    """The stated length may be wrong and the head broken: an answer of ours or an end, others are served, the log is silent."""
     sent = noise + head % max(len(body) + lie, 0) + body
     for url in (server.url, registry.url):
         told = send(url, sent)
         assert b"HTTP/1.1 5" not in told, (sent, told)
+    assert caplog.text == ""
 
 
 def test_after_all_that_both_serve_and_nothing_is_left(before, server, registry):

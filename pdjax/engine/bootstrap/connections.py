@@ -68,6 +68,20 @@ class BoundedProtocol(H11Protocol):
         if self._last_call is not None and self.cycle is not None:
             self.cycle.keep_alive = False
 
+    def send_400_response(self, msg: str) -> None:
+        """To bytes that are no HTTP. What was asked before them on this connection cannot be answered any more.
+
+        uvicorn lets its application try, and says an error into its own connection while that answers: either is a
+        traceback in the log for each such connection of a stranger.
+        """
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            super().send_400_response(msg)
+        else:
+            self.transport.close()
+        if self.cycle is not None:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+
     def shutdown(self) -> None:
         """The server ends: what is being answered is the last, and who has only just begun to ask is answered, too."""
         left_s = 0.0
