@@ -110,7 +110,8 @@ class Fleet:
             await self.start(REGISTRY)
             for node in self.plan.nodes:
                 self._seat(node.name, self._command(node))
-            await asyncio.gather(*(self.start(node.name) for node in self.plan.nodes))
+            by_role = [[n for n in self.instances if role_of(n) == role] for role in ("prefill", "decode")]
+            await asyncio.gather(*map(self._start_in_order, by_role))
             await asyncio.gather(*(self.ready(node.name) for node in self.plan.nodes))
             if self.plan.router:
                 self._seat(ROUTER, self._router_command())
@@ -189,6 +190,16 @@ class Fleet:
                 await self._keep_side_channel(seat)
         seat.started_s = time.monotonic() - began
 
+    async def _start_in_order(self, names: list[str]) -> None:
+        """At once, but the epochs of their lives in this order, as in the simulator: which of two D has the newer attempt
+        is what a P decides by."""
+        starting = []
+        for name in names:
+            starting.append(asyncio.create_task(self.start(name)))
+            while not (self._lives(name) or starting[-1].done()):
+                await asyncio.sleep(POLL_S)
+        await asyncio.gather(*starting)
+
     async def _serves(self, seat: Seat) -> bool:
         """A router says nothing by itself: it is asked. What it had for an address, it has in every later life."""
         assert seat.child is not None
@@ -242,8 +253,11 @@ class Fleet:
             await asyncio.sleep(POLL_S)
 
     def _newest_life(self, name: str) -> str:
-        """The epoch of it, after which its event log is named."""
-        return str(max(int(path.stem.rpartition("-")[2]) for path in self.logs.glob(f"{name}-*.ndjson")))
+        return str(max(self._lives(name)))
+
+    def _lives(self, name: str) -> list[int]:
+        """The epochs of its lives, after which their event logs are named."""
+        return [int(path.stem.rpartition("-")[2]) for path in self.logs.glob(f"{name}-*.ndjson")]
 
     def kill(self, name: str) -> bool:
         """SIGKILL. False: it is dead already."""
