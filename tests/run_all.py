@@ -5,6 +5,9 @@ Must never leave a test out: what belongs to no named part is a part of its own.
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -16,6 +19,7 @@ TESTS = Path(__file__).parent
 AT_ONCE = 2  # as many as our CI has cores
 SAY_S = 60.0
 LOOK_S = 0.2
+END_S = 60.0  # for the processes of a part that is told to end
 NOTHING_COLLECTED = 5  # pytest's exit code; that of a part when the arguments choose tests of another
 # The longest first, so that the last ones end together. The first mostly waits for its processes. The others are apart
 # from each other because what JAX has compiled by then is gigabytes that every garbage collection walks over.
@@ -51,16 +55,30 @@ def begin(part: tuple[str, ...], given: list[str], directory: Path) -> Part:
     command = [sys.executable, "-m", "pytest", *given, *arguments(part)]
     with log.open("wb") as out:
         process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, cwd=TESTS.parent)
-    print(f"== {name}: begun", flush=True)
     return Part(name, process, log, time.monotonic())
 
 
-def end(part: Part) -> tuple[str, int]:
+def show(part: Part) -> None:
+    """What it printed."""
     took_s = time.monotonic() - part.began_s
     print(f"== {part.name}: ended after {took_s:.0f} s, exit code {part.process.returncode}", flush=True)
     sys.stdout.buffer.write(part.log.read_bytes())
     sys.stdout.flush()
-    return part.name, part.process.returncode
+
+
+def stop(parts: list[Part], *, told: bool) -> None:
+    """End them as Ctrl-C does, after which pytest ends what its tests have started. told: the terminal has done so."""
+    for part in parts:
+        if not told:
+            part.process.send_signal(signal.SIGINT)
+    for part in parts:
+        try:
+            part.process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            part.process.kill()
+            part.process.wait()
+        with contextlib.suppress(BrokenPipeError):
+            show(part)
 
 
 def run(given: list[str], directory: Path) -> dict[str, int]:
@@ -71,26 +89,31 @@ def run(given: list[str], directory: Path) -> dict[str, int]:
         while waiting or running:
             while waiting and len(running) < AT_ONCE:
                 running.append(begin(waiting.pop(0), given, directory))
+                print(f"== {running[-1].name}: begun", flush=True)
             time.sleep(LOOK_S)
-            codes |= [end(part) for part in running if part.process.poll() is not None]
-            running = [part for part in running if part.process.returncode is None]
+            for part in [part for part in running if part.process.poll() is not None]:
+                running.remove(part)
+                codes[part.name] = part.process.returncode
+                show(part)
             if time.monotonic() >= say_at_s:
                 say_at_s += SAY_S
                 print(f"== still running: {', '.join(part.name for part in running)}", flush=True)
-    except KeyboardInterrupt:  # the terminal has sent it to the parts, too
-        for part in running:
-            part.process.wait()
-            end(part)
+    except BaseException as error:
+        stop(running, told=isinstance(error, KeyboardInterrupt))
         raise
     return codes
 
 
 def main() -> int:
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     with tempfile.TemporaryDirectory(prefix="pdjax-tests-") as directory:
         try:
             codes = run(sys.argv[1:], Path(directory))
         except KeyboardInterrupt:
-            return 130
+            return 128 + signal.SIGINT
+        except BrokenPipeError:  # whoever reads this has left
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 1
     if set(codes.values()) == {NOTHING_COLLECTED}:
         return NOTHING_COLLECTED
     failed = [name for name, code in codes.items() if code not in (0, NOTHING_COLLECTED)]

@@ -16,12 +16,13 @@ import typer
 from pdjax.campaign import report
 from pdjax.campaign.aborts import ALL, name_of, run_aborts
 from pdjax.campaign.files import names_of, run_files
-from pdjax.campaign.fleet import to_its_end
+from pdjax.campaign.fleet import DOWN, failure, to_its_end
 from pdjax.campaign.matrix import all_cells, run_matrix
 from pdjax.campaign.neighbours import run_neighbours
 from pdjax.campaign.rounds import REQUESTS, ROUNDS, run_rounds
 from pdjax.campaign.soak import run_soak
-from pdjax.core.errors import ConfigError
+from pdjax.core.errors import ConfigError, plain
+from pdjax.sim.command import run
 
 app = typer.Typer(
     add_completion=False, no_args_is_help=True, help="Hurt real processes and check what follows.",
@@ -45,7 +46,11 @@ def _run(name: str, write: bool, campaign: Callable[[Path], Coroutine[Any, Any, 
         except (OSError, ValueError) as error:
             raise typer.BadParameter(f"{error}: run it at the root of the project") from None
     with tempfile.TemporaryDirectory(prefix="pdjax-") as directory:  # short: there are sockets in it
-        return to_its_end(campaign(Path(directory)))
+        try:
+            return to_its_end(campaign(Path(directory)))
+        except DOWN as error:
+            say(failure(error))
+            raise typer.Exit(1) from None
 
 
 def _finish(name: str, lines: Sequence[str], write: bool, n_wrong: int) -> None:
@@ -78,8 +83,15 @@ def _chosen(cells: Mapping[str, T], beginnings: Sequence[str] | None) -> list[T]
     """The cells whose names begin so; all without a beginning."""
     chosen = [cell for name, cell in cells.items() if not beginnings or name.startswith(tuple(beginnings))]
     if not chosen:
-        raise typer.BadParameter(f"there is no such cell: {', '.join(beginnings or ())}")
+        raise typer.BadParameter(plain(f"there is no such cell: {', '.join(beginnings or ())}"))
     return chosen
+
+
+def _files_at(path: Path) -> list[Path]:
+    try:
+        return sorted(path.glob("*.json")) if path.is_dir() else [path]
+    except OSError as error:
+        raise typer.BadParameter(plain(f"{path}: {error.strerror}")) from None
 
 
 @app.command()
@@ -88,7 +100,7 @@ def files(
     write: Write = False,
 ) -> None:
     """Replay scenario files on real processes and compare each with the simulator."""
-    found = [f for path in paths for f in (sorted(path.glob("*.json")) if path.is_dir() else [path])]
+    found = [file for path in paths for file in _files_at(path)]
     whole = names_of(sorted(TRACES.glob("*.json"))) if write else []
     if not found:
         raise typer.BadParameter(f"there is no *.json in {', '.join(map(str, paths))}")
@@ -161,4 +173,4 @@ def soak(
 
 
 if __name__ == "__main__":
-    app()
+    sys.exit(run(app, "python -m pdjax.campaign"))

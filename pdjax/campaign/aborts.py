@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pdjax.campaign import states
 from pdjax.campaign.client import HttpRouter, Record
-from pdjax.campaign.fleet import POLL_S, Fleet
+from pdjax.campaign.fleet import FAILURES, POLL_S, Fleet, failure
 from pdjax.campaign.logs import Logs
 from pdjax.campaign.matrix import SETTINGS, SLACK_S, plan
 from pdjax.campaign.plans import FleetPlan
@@ -82,20 +82,46 @@ async def run_aborts(
     found: list[Abort] = []
     async with Reference() as reference:
         for number, (one, here) in enumerate(plans.items()):
-            async with Fleet(one, directory / str(number)) as fleet:
-                found += await abort_each(here, fleet, reference, say)
-                found[-1].wrong += await fleet.end()
+            await _on_fleets(one, here, directory / str(number), reference, say, found)
     return found
 
 
+async def _on_fleets(
+    one: FleetPlan,
+    left: Sequence[tuple[str, str]],
+    directory: Path,
+    reference: Reference,
+    say: Callable[[str], None],
+    found: list[Abort],
+) -> None:
+    """Cells of one plan. After a failure of the fleet itself the rest goes on with a new one."""
+    lives = 0
+    while left:
+        lives += 1
+        n_before = len(found)
+        try:
+            async with Fleet(one, directory / str(lives)) as fleet:
+                await abort_each(left, fleet, reference, say, found)
+                found[-1].wrong += await fleet.end()
+        except FAILURES as error:
+            if len(found) == n_before:
+                raise  # it never served
+            found[-1].wrong.append(failure(error))
+            say(f"{name_of(found[-1].state, found[-1].way)}: {found[-1].wrong[-1]}")
+        left = left[len(found) - n_before :]
+
+
 async def abort_each(
-    cells: Sequence[tuple[str, str]], fleet: Fleet, reference: Reference, say: Callable[[str], None]
-) -> list[Abort]:
-    """cells: (state, way), on a fleet of ``matrix.plan`` with the settings that they need."""
-    found: list[Abort] = []
+    cells: Sequence[tuple[str, str]],
+    fleet: Fleet,
+    reference: Reference,
+    say: Callable[[str], None],
+    found: list[Abort],
+) -> None:
+    """cells: (state, way), on a fleet of ``matrix.plan`` with the settings that they need. found: gets each as it begins."""
     logs = Logs(fleet)
     for number, (state, way) in enumerate(cells):
-        abort = Abort(state, way)
+        found.append(abort := Abort(state, way))
         router = HttpRouter(fleet, RouterSpec(), 1.0, lambda event, room: None)
         before = logs.more()
         try:
@@ -105,10 +131,8 @@ async def abort_each(
         abort.wrong += router.errors
         logs.more()
         abort.wrong += logs.breaches(before) + fleet.wrong_ends()
-        found.append(abort)
         verdict = "; ".join(abort.wrong) or "as promised"
         say(f"{name_of(state, way)}: {abort.outcome}, free after {abort.free_s:.2f} s: {verdict}")
-    return found
 
 
 def name_of(state: str, way: str) -> str:

@@ -10,28 +10,18 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import httpx
-import msgspec
-
 from pdjax.campaign.express import cannot, make_models, plan_of
-from pdjax.campaign.fleet import Fleet
+from pdjax.campaign.fleet import FAILURES, Fleet, failure
 from pdjax.campaign.logs import Logs
 from pdjax.campaign.plans import FleetPlan
 from pdjax.campaign.reference import Reference
-from pdjax.campaign.remote import RemoteError
 from pdjax.campaign.replay import SLOWER, Report, fresh_rooms, replay
 from pdjax.core.errors import ConfigError
-from pdjax.serve.children import ChildError
 from pdjax.sim.schema import TraceError
 from pdjax.sim.trace_file import load, parse
 from pdjax.sim.trace_types import Trace
 
 Say = Callable[[str], None]
-# Of one fleet, and no reason to lose what the others have shown: processes, what they answer, and how it is read.
-FAILURES = (
-    RuntimeError, ChildError, OSError, httpx.HTTPError, RemoteError, ValueError, LookupError, TypeError, AssertionError,
-    msgspec.MsgspecError,
-)  # fmt: skip
 
 
 @dataclass
@@ -107,11 +97,10 @@ async def _run_group(
                     report.findings += ends
                     say(_line(report))
         except FAILURES as error:
-            said = f"the fleet failed: {type(error).__name__} {error}"
             if left:
                 campaign.reports.append(Report(left.pop(0).name))
             report = campaign.reports[-1]  # it fails at its end: that is the last file's
-            report.findings.append(said)
+            report.findings.append(failure(error))
             say(_line(report))
 
 

@@ -18,14 +18,24 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import httpx
+import msgspec
 
 from pdjax.campaign.plans import MAX_PEERS, FleetPlan, NodePlan, role_of
-from pdjax.campaign.remote import Remote
+from pdjax.campaign.remote import Remote, RemoteError
 from pdjax.engine.bootstrap.access import registry_token
 from pdjax.serve.children import Child, ChildError, end_all
 from pdjax.serve.router import free_ports, router_command, router_environ
 
 T = TypeVar("T")
+DOWN = (
+    RuntimeError,
+    ChildError,
+    OSError,
+    httpx.HTTPError,
+    RemoteError,
+)  # a process, or what it was to answer
+# Of one fleet, whatever it is, and no reason to lose what the others have shown.
+FAILURES = (*DOWN, ValueError, LookupError, TypeError, AssertionError, msgspec.MsgspecError)
 PROGRAM = (sys.executable, "-m", "pdjax.serve.cli")
 START_S = 300.0  # a first start compiles
 LISTED_S = 30.0  # an instance that serves has told the registry so
@@ -121,8 +131,11 @@ class Fleet:
             raise
         return self
 
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        ends = await self.close()
+        if error is not None:
+            for said in ends:
+                error.add_note(said)
 
     def _seat(self, name: str, command: list[str]) -> None:
         self.seats[name] = Seat(name, command)
@@ -321,10 +334,12 @@ class Fleet:
         await asyncio.to_thread(end_all, children[::-1])
         return self.wrong_ends()
 
-    async def close(self) -> None:
-        await self.end()
+    async def close(self) -> list[str]:
+        """Everything: what ``end`` has to tell."""
+        ends = await self.end()
         await self.http.aclose()
         self._secret_file.unlink(missing_ok=True)
+        return ends
 
     # ------------------------------------------------------------ what they hold
 
@@ -373,6 +388,12 @@ class Fleet:
 
     def log_files(self) -> list[Path]:
         return sorted(self.logs.glob("*.ndjson"))
+
+
+def failure(error: BaseException) -> str:
+    """A fleet or a campaign that failed in the middle, with the processes that had ended by themselves."""
+    notes = "".join(f"; {note}" for note in getattr(error, "__notes__", []))
+    return f"the fleet failed: {type(error).__name__} {error}{notes}"
 
 
 def to_its_end(campaign: Coroutine[Any, Any, T]) -> T:

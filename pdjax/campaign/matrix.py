@@ -19,7 +19,7 @@ import httpx
 
 from pdjax.campaign import states
 from pdjax.campaign.express import flags_of
-from pdjax.campaign.fleet import REGISTRY, ROUTER, Fleet
+from pdjax.campaign.fleet import FAILURES, REGISTRY, ROUTER, Fleet, failure
 from pdjax.campaign.logs import Logs
 from pdjax.campaign.plans import FleetPlan, NodePlan, options
 from pdjax.campaign.reference import Reference
@@ -135,7 +135,12 @@ class Matrix:
             for target, fault, state in cells:
                 cell = Cell(target, fault, state)
                 found.append(cell)
-                await self._cell(cell)
+                try:
+                    await self._cell(cell)
+                except FAILURES as error:
+                    cell.wrong.append(failure(error))
+                    await self._revive()
+                    cell.wrong += self.fleet.wrong_ends()
                 self.say(_line(cell))
         finally:
             await self._http.aclose()
@@ -184,9 +189,7 @@ class Matrix:
     async def _heal(self, cell: Cell) -> None:
         """Every process lives, everything is free in time, and the next request is right."""
         fleet, s = self.fleet, SETTINGS
-        for name, seat in fleet.seats.items():
-            if not seat.alive:
-                await fleet.start(name)
+        await self._revive()
         await states.let_go(fleet)
         bound_s = max(s.lease_s, s.limbo_timeout_s) + s.answer_bound_s + SLACK_S
         cell.free_s, left = await fleet.until_free(bound_s)
@@ -199,6 +202,11 @@ class Matrix:
         _, left = await fleet.until_free(bound_s)  # P hears that D is done after the client has its answer
         if left:
             cell.wrong.append(f"not free {bound_s:g} s after the request that came next: {left}")
+
+    async def _revive(self) -> None:
+        for name, seat in self.fleet.seats.items():
+            if not seat.alive:
+                await self.fleet.start(name)
 
     async def _eventually_ok(self) -> str:
         """A request may still meet the registry's picture of a dead life: any router would try again."""

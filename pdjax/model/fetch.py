@@ -47,7 +47,8 @@ def resolve_model(name_or_path: str | Path, cache_dir: Path | str | None = None)
             raise ConfigError(f"model 'smollm2' is not in {root}: run `pdjax fetch smollm2` first")
         return root / SMOLLM2_DIRECTORY
     path = Path(name_or_path)
-    if not path.is_dir() and not (path.is_file() and path.suffix == ".gguf"):
+    # os.path: what cannot even be looked at (too long a name) is neither
+    if not os.path.isdir(path) and not (os.path.isfile(path) and path.suffix == ".gguf"):
         raise ConfigError(
             f"model {str(name_or_path)!r} is neither a directory, a .gguf file nor one of 'smollm2' and 'tiny'"
         )

@@ -119,9 +119,9 @@ class BenchArgs:
 
 def _unwritable(path: Path) -> str:
     """Why no file can be written there, "" when one can: asked before the run, not when its figures would be lost."""
-    if not path.parent.is_dir():
+    if not os.path.isdir(path.parent):
         return "its directory does not exist"
-    if path.is_dir():
+    if os.path.isdir(path):
         return "is a directory; name a file"
     return "" if os.access(path if path.exists() else path.parent, os.W_OK) else "may not be written"
 

@@ -13,13 +13,13 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import IO, Any
+from typing import IO, Any, NoReturn
 
 import httpx
 from rich.console import Console
 from rich.table import Table
 
-from pdjax.core.errors import ConfigError
+from pdjax.core.errors import ConfigError, plain
 from pdjax.serve.children import ChildError
 from pdjax.serve.end_request import EndRequest
 from pdjax.serve.local import Fleet, Plan
@@ -177,8 +177,14 @@ def _log_to(log: IO[str], console: Console) -> Callable[[str], None]:
     return forward
 
 
+class Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """One line, as every command of ours has it."""
+        self.exit(2, plain(f"demo: {message}") + "\n")
+
+
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m pdjax.serve.demo", description=__doc__)
+    parser = Parser(prog="python -m pdjax.serve.demo", description=__doc__)
     parser.add_argument("--model", default="smollm2", help="smollm2 is fetched when it is not there")
     parser.add_argument("--router", default="rust", choices=[kind for kind in KINDS if kind != "none"])
     parser.add_argument("--question", default=QUESTION)
@@ -204,7 +210,7 @@ def main(argv: list[str] | None = None) -> int:
                 return 0 if compare(console, fleet.addresses, options.question) else 1
         except (ChildError, ConnectionError, httpx.HTTPError) as error:
             print(f"demo: {error} (log: {path})", file=sys.stderr)
-            return 1
+            return error.code if isinstance(error, ChildError) else 1
         except ConfigError as error:
             print(f"demo: {error}", file=sys.stderr)
             return 2

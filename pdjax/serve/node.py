@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import secrets
 import threading
 import time
@@ -171,7 +172,7 @@ class Node:
         if not self.args.trace:
             return None if self._tap is None else len
         path = Path(self.args.trace)
-        if path.is_dir():
+        if os.path.isdir(path):
             path /= f"{self.instance_id}-{self.epoch}.ndjson"
         try:
             self._trace = path.open("ab", buffering=0)

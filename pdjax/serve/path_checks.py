@@ -16,8 +16,8 @@ def check_appendable(flag: str, path: str) -> None:
     if not path:
         return
     target = Path(path)
-    _check_may_make(flag, path, target if target.is_dir() else target.parent)
-    if target.exists() and not os.access(target, os.W_OK):
+    _check_may_make(flag, path, target if os.path.isdir(target) else target.parent)
+    if os.path.exists(target) and not os.access(target, os.W_OK):
         raise ConfigError(f"--{flag} {path}: may not be written")
 
 
@@ -35,7 +35,7 @@ def check_socket_path(flag: str, path: str) -> None:
 
 
 def _check_may_make(flag: str, path: str, directory: Path) -> None:
-    if not directory.is_dir():
+    if not os.path.isdir(directory):  # no error of one whose name is too long
         raise ConfigError(f"--{flag} {path}: {directory} is no directory; make it first")
     if not os.access(directory, os.W_OK | os.X_OK):
         raise ConfigError(f"--{flag} {path}: no file can be made in {directory}")

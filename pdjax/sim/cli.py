@@ -15,6 +15,7 @@ import typer
 from pdjax.core import conform
 from pdjax.sim import campaigns, command
 from pdjax.sim import docs as pages
+from pdjax.sim.command import run, wrong
 from pdjax.sim.explore import command as explore
 
 app = typer.Typer(
@@ -46,8 +47,7 @@ def check_log(
         try:
             lines += file.read_bytes().splitlines()
         except OSError as error:
-            typer.echo(f"{file}: {error.strerror}", err=True)
-            raise typer.Exit(2) from None
+            raise wrong(f"{file}: {error.strerror}") from None
     found = conform.check(lines, complete=complete)
     for finding in found:
         typer.echo(str(finding))
@@ -66,8 +66,7 @@ def docs(
     try:
         PAGE.write_text(pages.protocol_page())
     except OSError as error:
-        typer.echo(f"{PAGE}: {error.strerror}: run it at the root of the project", err=True)
-        raise typer.Exit(2) from None
+        raise wrong(f"{PAGE}: {error.strerror}: run it at the root of the project") from None
 
 
 def main() -> None:
@@ -75,4 +74,4 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):  # a terminal without Unicode gets question marks, not a traceback
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
-    sys.exit(app())
+    sys.exit(run(app, "sim"))

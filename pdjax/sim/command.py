@@ -6,6 +6,7 @@ import difflib
 import importlib.util
 import json
 import os
+import sys
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
+from pdjax.core.errors import plain
 from pdjax.sim.importer import import_logs
 from pdjax.sim.replay import NoEndError, Result, run_trace
 from pdjax.sim.runlog import NoRun
@@ -21,19 +23,38 @@ from pdjax.sim.trace_file import dumps, load, parse
 from pdjax.sim.trace_types import Trace
 
 AS_EXPECTED, DIFFERS, WRONG, DIVERGED = 0, 1, 2, 3
+INTERRUPTED = 130
 ENGINES = ("sim", "jax")
 SERVING_NEEDS = ("jax", "zmq", "httpx", "fastapi")  # of what real processes import, and no simulation
 
 
+# typer has a click of its own and does not export this class of it
+UsageError: Any = typer.BadParameter.__mro__[1]
+
+
+def run(app: typer.Typer, name: str) -> int:
+    """The exit code of this process's command line; a wrong call is one line and 2."""
+    try:
+        code = app(prog_name=name, standalone_mode=False)
+    except UsageError as error:
+        if not sys.argv[1:]:
+            error.show()  # help
+            return WRONG
+        return wrong(f"{name}: {error.format_message()}").exit_code
+    except (KeyboardInterrupt, typer.Abort):
+        return INTERRUPTED
+    return code if isinstance(code, int) else 0
+
+
 def wrong(text: str) -> typer.Exit:
     """Exit 2 with one line."""
-    typer.echo(text, err=True)
+    typer.echo(plain(text), err=True)
     return typer.Exit(WRONG)
 
 
 def endless(file: Path | str, error: NoEndError) -> typer.Exit:
     """Exit 1 with one line: the file is right, and its world does not come to an end."""
-    typer.echo(f"{file}: {error}", err=True)
+    typer.echo(plain(f"{file}: {error}"), err=True)
     return typer.Exit(DIFFERS)
 
 

@@ -9,10 +9,11 @@ from importlib import metadata
 
 import pytest
 
-from pdjax.campaign import files, report
+from pdjax.campaign import aborts, files, report
 from pdjax.campaign.answers import refusal
 from pdjax.campaign.fleet import ROUTER, Fleet, Seat
 from pdjax.campaign.plans import FleetPlan, NodePlan
+from pdjax.campaign.remote import RemoteError
 from pdjax.campaign.replay import Report
 from pdjax.campaign.soak import LEAST_RIGHT, Soak
 from pdjax.serve.children import Child
@@ -104,6 +105,37 @@ def test_a_fleet_that_fails_at_its_end_costs_no_report(tmp_path, monkeypatch):
         "the fleet failed: TypeError no such field",
     ]
     assert "no such field" in said[-1]
+
+
+class DyingFleet(BrokenFleet):
+    """Its second cell meets a dead process; a new fleet serves the rest."""
+
+    async def __aexit__(self, kind, error, trace):
+        if error is not None:
+            error.add_note("p0 has ended by itself, with code -9")
+
+    async def end(self):
+        return []
+
+
+def test_a_process_that_dies_costs_one_abort_and_is_told(tmp_path, monkeypatch):
+    ran = []
+
+    async def each(cells, fleet, reference, say, found):
+        for cell in cells:
+            found.append(aborts.Abort(*cell))
+            ran.append(cell)
+            if len(ran) == 2:
+                raise RemoteError("p0 has gone")
+
+    monkeypatch.setattr(aborts, "Fleet", DyingFleet)
+    monkeypatch.setattr(aborts, "abort_each", each)
+    cells, found, said = aborts.ALL[:4], [], []
+    asyncio.run(aborts._on_fleets(PLAN, cells, tmp_path, None, said.append, found))
+    assert ran == cells and [(one.state, one.way) for one in found] == cells
+    failed = "the fleet failed: RemoteError p0 has gone; p0 has ended by itself, with code -9"
+    assert [one.wrong for one in found] == [[], [failed], [], []]
+    assert said == [f"{aborts.name_of(*cells[1])}: {failed}"]
 
 
 def test_who_refuses_says_why_and_a_router_has_no_reason_of_ours():

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pdjax.campaign.aborts import abort_each
+from pdjax.campaign.aborts import Abort, abort_each
 from pdjax.campaign.fleet import Fleet
 from pdjax.campaign.matrix import Matrix, plan
 from pdjax.campaign.reference import Reference
@@ -39,7 +39,8 @@ SOAK_S = 120.0  # the issue's short soak
 
 async def both(directory: Path):
     async with Reference() as reference, Fleet(plan(), directory / "fleet") as fleet:
-        aborts = await abort_each(ABORTS, fleet, reference, print)
+        aborts: list[Abort] = []
+        await abort_each(ABORTS, fleet, reference, print, aborts)
         cells = await Matrix(fleet, reference, print, STOP_S).run(CELLS)
         return {(one.state, one.way): one for one in aborts}, {cell.name: cell for cell in cells}
 

@@ -95,6 +95,27 @@ def test_without_any_descriptor_a_newcomer_is_refused_with_the_one_kept_for_it(s
     assert answers(server) == 200
 
 
+def test_when_even_that_one_is_taken_a_newcomer_waits_and_nothing_is_logged(start, monkeypatch, caplog):
+    """ZMQ takes numbers in the same process: asyncio would log a traceback and not accept for a second."""
+    server = start()
+    accept, short, spares = socket.socket.accept, [errno.EMFILE] * 6, []
+
+    def accept_short_of_descriptors(sock):
+        if short:
+            raise OSError(short.pop(), "none left")
+        return accept(sock)
+
+    def none_at_first():
+        spares.append(None if len(spares) < 2 else socket.socket())
+        return spares[-1]
+
+    monkeypatch.setattr(listener, "_spare", none_at_first)
+    monkeypatch.setattr(socket.socket, "accept", accept_short_of_descriptors)
+    assert answers(server) == 200
+    assert short == [] and len(spares) == 3 and caplog.text == ""
+    spares[-1].close()
+
+
 @pytest.mark.e2e
 @pytest.mark.parametrize("tls", [False, True])
 def test_a_flood_never_takes_the_last_descriptors_of_a_registry(certificate, tls):

@@ -54,9 +54,9 @@ def bind(host: str, port: int) -> socket.socket:
     """A listening TCP socket; port 0 lets the kernel choose. Raises ConfigError when it cannot be had."""
     try:
         family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # the latter: no name can be as long
         raise ConfigError(
-            f"host {host!r} cannot be resolved ({error.strerror}): give an address of this machine"
+            f"host {host!r} cannot be resolved ({getattr(error, 'strerror', error)}): give an address of this machine"
         ) from error
     sock = socket.socket(family, kind, proto)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import errno
 import socket
+import time
 import weakref
 from collections import Counter
 from typing import Any
@@ -17,6 +18,8 @@ from typing import Any
 from pdjax.engine.descriptors import usable_descriptors
 
 FULL = b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+# The loop comes back at once to a newcomer that nobody can accept, and would do nothing else.
+NONE_LEFT_S = 0.005
 _NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 
 
@@ -41,6 +44,13 @@ class Connection(socket.socket):
 Held = weakref.WeakValueDictionary[int, Connection]  # one that is dropped without close() leaves as well
 
 
+def _spare() -> socket.socket | None:
+    try:
+        return socket.socket()
+    except OSError:
+        return None
+
+
 class BoundedListener(socket.socket):
     """Takes over a listening socket, for asyncio's selector loop. counters get ``connections_refused`` and ``slow_heads``.
 
@@ -63,7 +73,8 @@ class BoundedListener(socket.socket):
         self._tls = tls
         self._counters = counters
         self._held: Held = weakref.WeakValueDictionary()
-        self._spare = socket.socket()  # given up to refuse a newcomer when there is no descriptor left
+        # given up to refuse a newcomer when there is no descriptor left
+        self._spare = _spare()
 
     def accept(self) -> tuple[socket.socket, Any]:
         """Raises ConnectionAbortedError when it has refused one: asyncio then goes on with its other work."""
@@ -93,7 +104,8 @@ class BoundedListener(socket.socket):
 
     def close(self) -> None:
         super().close()
-        self._spare.close()
+        if self._spare is not None:
+            self._spare.close()
 
     def _too_slow(self, connection: Connection) -> None:
         self._counters["slow_heads"] += 1
@@ -110,8 +122,11 @@ class BoundedListener(socket.socket):
                 newcomer.recv(1 << 16)  # what is unread would turn the end into a reset
 
     def _refuse_without_descriptors(self) -> None:
-        self._spare.close()
+        """Another thread may take the number that is given up: then nobody is refused, or there is no spare for the next."""
+        if self._spare is not None:
+            self._spare.close()
         try:
             self._refuse(super().accept()[0])
-        finally:
-            self._spare = socket.socket()
+        except OSError:
+            time.sleep(NONE_LEFT_S)
+        self._spare = _spare()

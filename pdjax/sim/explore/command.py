@@ -10,6 +10,7 @@ import typer
 from pdjax.core import transitions as t
 from pdjax.sim import docs as pages
 from pdjax.sim import trace_file
+from pdjax.sim.command import wrong
 from pdjax.sim.explore import diagrams, props, scenario, story
 from pdjax.sim.explore.config import ASSUMPTIONS
 from pdjax.sim.explore.menu import SEARCHES, Search
@@ -37,11 +38,10 @@ def check(
     if listing:
         _list()
         return
-    wrong = [n for n in names or () if n not in SEARCHES]
-    if wrong or (drop and drop not in ASSUMPTIONS):
-        known = ", ".join(SEARCHES if wrong else ASSUMPTIONS)
-        typer.echo(f"{(wrong or [drop])[0]}: there is {known}", err=True)
-        raise typer.Exit(2)
+    unknown = [n for n in names or () if n not in SEARCHES]
+    if unknown or (drop and drop not in ASSUMPTIONS):
+        known = ", ".join(SEARCHES if unknown else ASSUMPTIONS)
+        raise wrong(f"{(unknown or [drop])[0]}: there is {known}")
     chosen = [s for s in SEARCHES.values() if s.name in names] if names else list(SEARCHES.values())
     failed = False
     for search in chosen:
@@ -61,8 +61,7 @@ def _run(search: Search, max_states: int, drop: str, trace: Path | None) -> bool
         try:
             trace_file.save(trace, scenario.trace(found[0], config))
         except OSError as error:
-            typer.echo(f"{trace}: {error.strerror}", err=True)
-            raise typer.Exit(2) from None
+            raise wrong(f"{trace}: {error.strerror}") from None
     for violation in found:
         typer.echo(story.tell(violation, report.world))
     if report.ok and not drop and (report.states, report.edges) != search.pinned:
@@ -95,10 +94,8 @@ def diagram(
 ) -> None:
     """The states of one side, as mermaid text, a dot graph, or a Markdown table."""
     if role not in pages.SIDES:
-        typer.echo(f"{role}: choose sender or receiver", err=True)
-        raise typer.Exit(2)
+        raise wrong(f"{role}: choose sender or receiver")
     make = {"mermaid": pages.diagram, "dot": diagrams.dot, "md": diagrams.markdown}.get(form)
     if make is None:
-        typer.echo(f"{form}: choose mermaid, dot or md", err=True)
-        raise typer.Exit(2)
+        raise wrong(f"{form}: choose mermaid, dot or md")
     typer.echo(make(role))
