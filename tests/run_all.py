@@ -106,6 +106,8 @@ def run(given: list[str], directory: Path) -> dict[str, int]:
 
 def main() -> int:
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    # A script's background job ignores it, and so would every pytest of ours, which is ended by it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     with tempfile.TemporaryDirectory(prefix="pdjax-tests-") as directory:
         try:
             codes = run(sys.argv[1:], Path(directory))

@@ -12,9 +12,10 @@ import run_all
 
 @pytest.fixture(autouse=True)
 def own_signals():
-    before = signal.getsignal(signal.SIGTERM)
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     yield
-    signal.signal(signal.SIGTERM, before)
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 def test_every_test_is_in_one_part():

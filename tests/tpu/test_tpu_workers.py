@@ -86,6 +86,14 @@ def parent():
         process.communicate()
 
 
+def ends(connection):
+    """The process behind it: its kernel closes it, with a reset if something was unread."""
+    try:
+        return connection.recv(100) == b""
+    except ConnectionResetError:
+        return True
+
+
 def test_a_check_ends_with_a_suite_that_is_killed(parent):
     """In the middle of it: the worker has asked, and waits for its peer's answer."""
     with socket.create_server(("127.0.0.1", 0)) as peer:
@@ -96,7 +104,7 @@ def test_a_check_ends_with_a_suite_that_is_killed(parent):
             worker.settimeout(ENDS_WITHIN_S)
             assert b"describe" in worker.recv(100)
             suite.send_signal(signal.SIGKILL)
-            assert worker.recv(100) == b""
+            assert ends(worker)
 
 
 def test_an_offering_process_ends_with_a_suite_that_is_killed(parent):
@@ -104,7 +112,7 @@ def test_an_offering_process_ends_with_a_suite_that_is_killed(parent):
     host, port = suite.stdout.readline().split(":")
     with socket.create_connection((host, int(port)), timeout=ENDS_WITHIN_S) as worker:
         suite.send_signal(signal.SIGKILL)
-        assert worker.recv(100) == b""
+        assert ends(worker)
 
 
 @pytest.mark.parametrize(
