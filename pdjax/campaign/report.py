@@ -187,7 +187,7 @@ def of_soak(soak: Soak) -> list[str]:
     return [
         f"Seed {soak.seed}, {soak.seconds:g} s ({machine()}): {soak.requests} requests: {outcomes}.",
         f"Faults: {faults}; {soak.lives} lives of processes.",
-        f"Right are {soak.right_share:.0%} of those that neither leave nor abort. At the end more than at the start (threads, open files): "
+        f"Right are {soak.right_share:.0%} of those that the router hands to a server and that neither leave nor abort. At the end more than at the start (threads, open files): "
         f"{', '.join(f'{name} {threads:+d}, {files:+d}' for name, (threads, files) in soak.more.items())}.",
         "",
         *([f"- {what}" for what in soak.wrong] or ["As promised."]),

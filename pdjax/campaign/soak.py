@@ -38,8 +38,13 @@ PROBES = 20
 MORE_THREADS, MORE_FILES = 12, 24  # than at the start: links to lives of peers that are still remembered
 
 LEAST_OK, LEAST_FAULTS, LEAST_KILLS, LEAST_STOPS = 50, 8, 1, 1  # a run with fewer says nothing
-LEAST_RIGHT = (
-    0.4  # of those that ask for nothing else; the rest is refused at once while a router trusts no server
+LEAST_RIGHT = 0.5  # of those that a router hands to a server, and whose clients wait for their end
+BY_ROUTER = "the router says so"
+TRUSTS_AGAIN_S = (
+    120.0  # the rust router's breaker stays open for 60 s, and for 60 s more if its first try fails
+)
+REFUSED_WAIT_S = (
+    0.5  # a client whom a router refuses waits before it asks again: else nothing else is counted
 )
 LONGER_S = 300.0  # the most that a slow machine is given for them, beyond the time asked for
 
@@ -65,8 +70,11 @@ class Soak:
 
     @property
     def right_share(self) -> float:
-        """Of the requests whose clients waited for their end."""
-        waited = self.requests - self.outcomes["left"] - self.outcomes["aborted"]
+        """Of the requests that a router handed on, and whose clients waited for their end."""
+        apart = sum(
+            n for seen, n in self.outcomes.items() if seen in ("left", "aborted") or BY_ROUTER in seen
+        )
+        waited = self.requests - apart
         return self.outcomes["ok"] / waited if waited else 0.0
 
     def lacks(self) -> list[str]:
@@ -149,7 +157,10 @@ class Run:
 
     async def _post_all(self, client: Client) -> None:
         while self._goes_on():
-            self.soak.outcomes[await self._request(client)] += 1
+            outcome = await self._request(client)
+            self.soak.outcomes[outcome] += 1
+            if BY_ROUTER in outcome:
+                await asyncio.sleep(REFUSED_WAIT_S)
 
     async def _request(self, client: Client) -> str:
         body, way, delay_s = client.next()
@@ -189,7 +200,7 @@ class Run:
             return "the connection broke"
         if answer.status_code != 200:
             reason = refusal(answer.status_code, answer.content)
-            return f"status {answer.status_code} ({reason or 'the router says so'})"
+            return f"status {answer.status_code} ({reason or BY_ROUTER})"
         read = read_stream(answer.text) if body["stream"] else read_whole(200, answer.content)
         kind = kind_of(read)
         if kind == "ok" and read.tokens != [right]:
@@ -211,6 +222,7 @@ class Run:
         if left:
             soak.wrong.append(f"not free {bound_s:g} s after the last request: {left}")
         await asyncio.gather(*(fleet.ready(name) for name in fleet.instances))
+        await self._until_trusted()
         await self._probe()
         _, left = await fleet.until_free(bound_s)
         if left:
@@ -222,6 +234,12 @@ class Run:
         self.logs.more()
         soak.wrong += self.logs.breaches(0) + fleet.wrong_ends()
         soak.lives = sum(seat.lives for seat in fleet.seats.values())
+
+    async def _until_trusted(self) -> None:
+        """A router that has seen many failures refuses everything for a while (facts/router §3.4); the probes tell if it goes on."""
+        deadline = time.monotonic() + TRUSTS_AGAIN_S
+        while await self._ask(self._probing.next()[0]) != "ok" and time.monotonic() < deadline:
+            await asyncio.sleep(REFUSED_WAIT_S)
 
     async def _probe(self) -> None:
         """With nothing hurt, requests are right."""

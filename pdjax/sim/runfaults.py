@@ -82,7 +82,7 @@ class RunFaults(RunLogs):
         return min(signs, default=last)
 
     def _under_a_pull(self, node: str, died: float) -> dict[str, Any]:
-        """A trigger for a death: by the pull that it struck, if one was under way; else the time."""
+        """A trigger for a death: by the pull that it struck, if one was under way; else by its own newest milestone."""
         for life in self.lives.values():
             for i, line in enumerate(life.lines):
                 if (
@@ -96,7 +96,27 @@ class RunFaults(RunLogs):
                         room = room_text(line.room)
                         on = {"event": "pull_started", "room": room, "node": self.names[life.node]}
                         return {"on": on, "after": round(max(died - began - 0.5, 0.0), 3)}
-        return {"at": died}
+        return self._after_milestone(node, died)
+
+    def _after_milestone(self, node: str, died: float) -> dict[str, Any]:
+        """So that what it had done by then is done by then in the replay, too: an answered leg stays answered.
+
+        The time, if it had done nothing.
+        """
+        done = [
+            line
+            for life in self.lives.values()
+            if life.node == node
+            for line in life.lines
+            if line.event in MILESTONES and line.room is not None and self.at(line) <= died
+        ]
+        if not done:
+            return {"at": died}
+        newest = max(done, key=self.at)
+        assert newest.room is not None
+        nth = sum((line.event, line.room) == (newest.event, newest.room) for line in done)
+        on = {"event": newest.event, "room": room_text(newest.room), "node": self.names[node]}
+        return {"on": on, "after": round(died - self.at(newest), 3)} | ({"nth": nth} if nth > 1 else {})
 
     def _landed_at(self, life: Life, index: int) -> float | None:
         began = life.lines[index]

@@ -15,7 +15,7 @@ from pdjax.campaign.fleet import ROUTER, Fleet, Seat
 from pdjax.campaign.plans import FleetPlan, NodePlan
 from pdjax.campaign.remote import RemoteError
 from pdjax.campaign.replay import Report
-from pdjax.campaign.soak import LEAST_RIGHT, Soak
+from pdjax.campaign.soak import BY_ROUTER, LEAST_RIGHT, Soak
 from pdjax.serve.children import Child
 
 PLAN = FleetPlan("tiny", (NodePlan("d0"),))
@@ -146,7 +146,8 @@ def test_who_refuses_says_why_and_a_router_has_no_reason_of_ours():
 
 def test_a_soak_whose_requests_are_mostly_refused_is_no_success():
     soak = Soak(1, 10)
-    soak.outcomes.update({"ok": 4, "status 503 (peer_lost)": 6, "left": 50, "aborted": 50})
+    soak.outcomes.update({"ok": 5, "status 503 (peer_lost)": 5, "left": 50, "aborted": 50})
+    soak.outcomes[f"status 503 ({BY_ROUTER})"] = 90
     assert soak.right_share == LEAST_RIGHT
     assert Soak(1, 10).right_share == 0.0
 
