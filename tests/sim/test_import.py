@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from pdjax.sim.cli import app
-from pdjax.sim.importer import NoRun, import_logs
+from pdjax.sim.importer import NoRun, import_logs, quicker
 from pdjax.sim.replay import run_trace
 from pdjax.sim.trace_file import load, parse
 
@@ -207,3 +207,11 @@ def test_the_command(tmp_path):
     (tmp_path / "p0.ndjson").write_bytes(b"{}\n")
     assert CliRunner().invoke(app, ["import", *files, "-o", str(out)]).exit_code == 2
     assert CliRunner().invoke(app, ["import", "/nowhere.ndjson", "-o", str(out)]).exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("trips", "left"), [([], []), ([5, 4, 3], [3, 4, 5]), ([900.0] * 6 + [1.0] * 4, [1.0] * 4 + [900.0])]
+)
+def test_a_link_is_as_fast_as_its_quicker_frames(trips, left):
+    """With those that waited for a stopped process, D took a P for silent in the replay that was only as slow as its link."""
+    assert quicker(trips) == left
