@@ -212,7 +212,9 @@ def test_a_terminal_without_unicode(tmp_path):
 
 def test_an_interrupt_ends_all_processes_and_none_complains():
     """Ctrl-C goes to the whole group, also to workers that have hardly begun."""
-    code = "from pdjax.sim.cli import main; main()"
+    # A job in the background of a script is started with the signal ignored, and hands that on.
+    heeds = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    code = f"{heeds}; from pdjax.sim.cli import main; main()"
     command = [sys.executable, "-c", code, "fuzz", "--seeds", "100000", "--jobs", "2"]
     started = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
