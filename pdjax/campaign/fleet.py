@@ -27,13 +27,8 @@ from pdjax.serve.children import Child, ChildError, end_all
 from pdjax.serve.router import free_ports, router_command, router_environ
 
 T = TypeVar("T")
-DOWN = (
-    RuntimeError,
-    ChildError,
-    OSError,
-    httpx.HTTPError,
-    RemoteError,
-)  # a process, or what it was to answer
+# A process is gone, or does not answer as it must.
+DOWN = (RuntimeError, ChildError, OSError, httpx.HTTPError, RemoteError)
 # Of one fleet, whatever it is, and no reason to lose what the others have shown.
 FAILURES = (*DOWN, ValueError, LookupError, TypeError, AssertionError, msgspec.MsgspecError)
 PROGRAM = (sys.executable, "-m", "pdjax.serve.cli")
@@ -47,7 +42,8 @@ REGISTRY, ROUTER = "b0", "x0"
 class Seat:
     """One process of the fleet. lives: how many there were; started_s: how long the newest took to serve.
 
-    leaving: it was told to end, and does so when it is done. struck: this harness has killed it.
+    leaving: it was told to end, and does so when it is done. struck: this harness has killed it. told: how it
+    has ended is known to whoever asks for ``wrong_ends``.
     """
 
     name: str
@@ -58,6 +54,7 @@ class Seat:
     stopped: bool = False
     leaving: bool = False
     struck: bool = False
+    told: bool = False
     lives: int = 0
     started_s: float = 0.0
     output: list[str] = field(default_factory=list)
@@ -68,7 +65,7 @@ class Seat:
 
     def wrong_end(self) -> str | None:
         """How its newest life has ended, if it was not to end, or not like that."""
-        if self.child is None or self.child.alive or self.struck:
+        if self.child is None or self.child.alive or self.struck or self.told:
             return None
         code = self.child.process.returncode
         if not self.leaving:
@@ -103,19 +100,8 @@ class Fleet:
             secret = secrets.token_hex().encode()
             self._secret_file.write_bytes(secret + b"\n")
             self._registry_key = {"authorization": f"Bearer {registry_token(secret)}"}
-        self._seat(
-            REGISTRY,
-            [
-                *PROGRAM,
-                "bootstrap",
-                "--host",
-                "127.0.0.1",
-                "--port",
-                "0",
-                *self._secret,
-                *self.plan.bootstrap,
-            ],
-        )
+        anywhere = ["--host", "127.0.0.1", "--port", "0"]
+        self._seat(REGISTRY, [*PROGRAM, "bootstrap", *anywhere, *self._secret, *self.plan.bootstrap])
         try:
             await self.start(REGISTRY)
             for node in self.plan.nodes:
@@ -189,7 +175,7 @@ class Fleet:
             seat.remote = None
         self._wrong_ends += [said] if (said := seat.wrong_end()) else []
         seat.child = Child(name, seat.command, self._environ, seat.output.append)
-        seat.leaving = seat.struck = False
+        seat.leaving = seat.struck = seat.told = False
         seat.lives += 1
         while not await self._serves(seat):
             seat.child.check()
@@ -318,7 +304,7 @@ class Fleet:
         """Processes that have ended and were not to, or not with that code; each is told once."""
         now = {seat.name: said for seat in self.seats.values() if (said := seat.wrong_end())}
         for name in now:
-            self.seats[name].struck = True
+            self.seats[name].told = True
         found, self._wrong_ends = [*self._wrong_ends, *now.values()], []
         return found
 

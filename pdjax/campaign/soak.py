@@ -40,12 +40,11 @@ MORE_THREADS, MORE_FILES = 12, 24  # than at the start: links to lives of peers 
 LEAST_OK, LEAST_FAULTS, LEAST_KILLS, LEAST_STOPS = 50, 8, 1, 1  # a run with fewer says nothing
 LEAST_RIGHT = 0.5  # of those that a router hands to a server, and whose clients wait for their end
 BY_ROUTER = "the router says so"
-TRUSTS_AGAIN_S = (
-    120.0  # the rust router's breaker stays open for 60 s, and for 60 s more if its first try fails
-)
-REFUSED_WAIT_S = (
-    0.5  # a client whom a router refuses waits before it asks again: else nothing else is counted
-)
+REFUSED = f"status 503 ({BY_ROUTER})"  # no server has been asked; a 502 comes from one that was
+# The rust router's breaker stays open for 60 s, and for 60 s more if its first try fails.
+TRUSTS_AGAIN_S = 120.0
+# A client whom a router refuses waits before it asks again: else nothing else is counted.
+REFUSED_WAIT_S = 0.5
 LONGER_S = 300.0  # the most that a slow machine is given for them, beyond the time asked for
 
 
@@ -71,9 +70,7 @@ class Soak:
     @property
     def right_share(self) -> float:
         """Of the requests that a router handed on, and whose clients waited for their end."""
-        apart = sum(
-            n for seen, n in self.outcomes.items() if seen in ("left", "aborted") or BY_ROUTER in seen
-        )
+        apart = sum(n for seen, n in self.outcomes.items() if seen in ("left", "aborted", REFUSED))
         waited = self.requests - apart
         return self.outcomes["ok"] / waited if waited else 0.0
 
@@ -159,7 +156,7 @@ class Run:
         while self._goes_on():
             outcome = await self._request(client)
             self.soak.outcomes[outcome] += 1
-            if BY_ROUTER in outcome:
+            if outcome == REFUSED:
                 await asyncio.sleep(REFUSED_WAIT_S)
 
     async def _request(self, client: Client) -> str:
@@ -236,17 +233,22 @@ class Run:
         soak.lives = sum(seat.lives for seat in fleet.seats.values())
 
     async def _until_trusted(self) -> None:
-        """A router that has seen many failures refuses everything for a while (facts/router §3.4); the probes tell if it goes on."""
+        """A router that has seen many failures refuses everything for a while (facts/router §3.4); only that is waited out."""
         deadline = time.monotonic() + TRUSTS_AGAIN_S
-        while await self._ask(self._probing.next()[0]) != "ok" and time.monotonic() < deadline:
+        while (
+            outcome := await self._ask(self._probing.next()[0])
+        ) == REFUSED and time.monotonic() < deadline:
             await asyncio.sleep(REFUSED_WAIT_S)
+        self._must_be_right(outcome)
 
     async def _probe(self) -> None:
         """With nothing hurt, requests are right."""
         for _ in range(PROBES):
-            outcome = await self._ask(self._probing.next()[0])
-            if outcome != "ok":
-                self.soak.wrong.append(f"with nothing hurt a request ends as {outcome}")
+            self._must_be_right(await self._ask(self._probing.next()[0]))
+
+    def _must_be_right(self, outcome: str) -> None:
+        if outcome != "ok":
+            self.soak.wrong.append(f"with nothing hurt a request ends as {outcome}")
 
 
 def kind_of(answer: Answer) -> str:

@@ -10,9 +10,8 @@ import resource
 # Of the process, for what is no HTTP connection of a listener: files, transfers, the registry's answers. The kernel gives
 # the lowest free number, so a connection's own number says how many are taken.
 SPARE_DESCRIPTORS = 32
-SIDE_CHANNEL_SHARE = (
-    0.5  # of the rest, at most: what it leaves is for HTTP and for what the process opens itself
-)
+# Of the rest, at most: what it leaves is for HTTP and for what the process opens itself.
+SIDE_CHANNEL_SHARE = 0.5
 WANTED_DESCRIPTORS = 1 << 16  # more than the default limits of all ports together need
 
 

@@ -6,6 +6,7 @@ import asyncio
 import os
 import sys
 from importlib import metadata
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,7 +16,7 @@ from pdjax.campaign.fleet import ROUTER, Fleet, Seat
 from pdjax.campaign.plans import FleetPlan, NodePlan
 from pdjax.campaign.remote import RemoteError
 from pdjax.campaign.replay import Report
-from pdjax.campaign.soak import BY_ROUTER, LEAST_RIGHT, Soak
+from pdjax.campaign.soak import BY_ROUTER, LEAST_RIGHT, REFUSED, Run, Soak
 from pdjax.serve.children import Child
 
 PLAN = FleetPlan("tiny", (NodePlan("d0"),))
@@ -147,7 +148,7 @@ def test_who_refuses_says_why_and_a_router_has_no_reason_of_ours():
 def test_a_soak_whose_requests_are_mostly_refused_is_no_success():
     soak = Soak(1, 10)
     soak.outcomes.update({"ok": 5, "status 503 (peer_lost)": 5, "left": 50, "aborted": 50})
-    soak.outcomes[f"status 503 ({BY_ROUTER})"] = 90
+    soak.outcomes[REFUSED] = 90
     assert soak.right_share == LEAST_RIGHT
     assert Soak(1, 10).right_share == 0.0
 
@@ -156,3 +157,27 @@ def test_a_report_says_which_version_ran(monkeypatch, tmp_path):
     assert f"version {report.version()}," in report.machine()
     monkeypatch.setattr(report, "PAGE", tmp_path / "docs" / "faults.md")
     assert report.version() == metadata.version("pdjax")
+
+
+def a_run(*outcomes):
+    """A run whose requests end so."""
+    run, left = object.__new__(Run), list(outcomes)
+
+    async def ends(body):
+        return left.pop(0)
+
+    run.soak, run._ask, run._probing = Soak(1, 10), ends, SimpleNamespace(next=lambda: ({}, "", 0.0))
+    return run, left
+
+
+@pytest.mark.parametrize(
+    "outcome", ["status 503 (peer_lost)", f"status 502 ({BY_ROUTER})", "the connection broke"]
+)
+def test_only_the_refusal_of_a_router_is_waited_out(monkeypatch, outcome):
+    monkeypatch.setattr("pdjax.campaign.soak.REFUSED_WAIT_S", 0.0)
+    run, left = a_run(REFUSED, REFUSED, outcome, "ok")
+    asyncio.run(run._until_trusted())
+    assert run.soak.wrong == [f"with nothing hurt a request ends as {outcome}"] and left == ["ok"]
+    run, left = a_run(REFUSED, "ok", "ok")
+    asyncio.run(run._until_trusted())
+    assert run.soak.wrong == [] and left == ["ok"]
